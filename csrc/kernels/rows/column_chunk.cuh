@@ -1,8 +1,8 @@
 #pragma once
 // The sums of a chunk of rows, column by column, in the order of core/order_rows.h.
 //
-// A block has 16 lanes' columns, a 32-bit word of each row or one double for a lane. A half of a
-// warp adds 4 of the 128 parts: its steps of the tree are the first ones, and the others are
+// A block has the columns of 16 lanes: one of each lane, or two adjacent ones of 16 bits. A half of
+// a warp adds 4 of the 128 parts: its steps of the tree are the first ones, and the others are
 // between the halves of all warps.
 
 #include <cstdint>
@@ -16,42 +16,48 @@ namespace tiled::cuda::rows {
 inline constexpr int kColumnThreads = 512, kColumnLanes = 16;
 inline constexpr int kGroups = kColumnThreads / kColumnLanes;  // of lanes, with a row each
 inline constexpr int kPartsOfGroup = order::kParts / kGroups;
-template <typename T>
-inline constexpr int kColumnsOfLane = sizeof(T) == 2 ? 2 : 1;
-template <typename T>
-inline constexpr int kColumnsOfBlock = kColumnLanes * kColumnsOfLane<T>;
-
 __device__ inline int column_lane() { return static_cast<int>(threadIdx.x) % kColumnLanes; }
 __device__ inline int column_group() { return static_cast<int>(threadIdx.x) / kColumnLanes; }
 
-// A lane's adjacent columns of a row.
-template <typename T>
-struct alignas(kColumnsOfLane<T> * sizeof(T)) Columns {
-  T elements[kColumnsOfLane<T>];
+// A lane's adjacent columns of a row, loaded at once.
+template <typename T, int kColumns>
+struct alignas(kColumns * sizeof(T)) Columns {
+  T elements[kColumns];
 };
 
-// Loads the columns of which the matrix has `left`, and zeros for the others.
-template <typename T>
-__device__ Columns<T> load_columns(const T* from, int left, bool is_vectorized) {
-  Columns<T> columns = {};
-  if (is_vectorized) {
-    if (left > 0) columns = *reinterpret_cast<const Columns<T>*>(from);
-  } else {
-    UNROLL
-    for (int v = 0; v < kColumnsOfLane<T>; ++v) {
-      if (v < left) columns.elements[v] = from[v];
-    }
+// The columns of a matrix that a lane has, (rows, columns). Its loads are within the matrix, so
+// that no load waits for a branch: lanes past the last column have it, too.
+template <typename T, int kColumns>
+class ColumnsOfLane {
+ public:
+  __device__ ColumnsOfLane(const void* data, int64_t pitch, int64_t first_row, int count,
+                           int64_t column, int64_t columns)
+      : data_(static_cast<const T*>(data) + first_row * pitch + min(column, columns - kColumns)),
+        pitch_(pitch),
+        last_(count - 1) {}
+
+  __device__ Columns<T, kColumns> operator()(int row) const {
+    return *reinterpret_cast<const Columns<T, kColumns>*>(data_ + min(row, last_) * pitch_);
   }
-  return columns;
+
+ private:
+  const T* data_;
+  int64_t pitch_;
+  int last_;
+};
+
+// Returns whether lanes can load two columns of 16 bits at once.
+inline bool has_pairs(const void* data, int64_t columns, int64_t pitch) {
+  return reinterpret_cast<uintptr_t>(data) % 4 == 0 && columns % 2 == 0 && pitch % 2 == 0;
 }
 
-// Returns whether all rows are aligned for load_columns(), and none ends within a lane's columns.
-template <typename T>
-bool are_columns_vectorized(const void* data, int64_t columns,
-                            std::initializer_list<int64_t> pitches) {
-  bool is_vectorized = reinterpret_cast<uintptr_t>(data) % alignof(Columns<T>) == 0;
-  for (const int64_t size : pitches) is_vectorized &= size % kColumnsOfLane<T> == 0;
-  return is_vectorized && columns % kColumnsOfLane<T> == 0;
+// Calls f.template operator()<kColumns>() for the columns of a lane.
+template <typename T, class F>
+void with_columns(bool are_pairs, const F& f) {
+  if constexpr (sizeof(T) == 2) {
+    if (are_pairs) return f.template operator()<2>();
+  }
+  f.template operator()<1>();
 }
 
 // x_i + x_{i + n / 2} of n numbers, then likewise of the n / 2 sums, down to one.
@@ -70,28 +76,22 @@ __device__ A sum_halves(const A (&x)[kCount]) {
 template <typename A, int kSums, int kColumns>
 using ColumnSmem = A[kSums][kColumns][kGroups][kColumnLanes];
 
-// Sums kSums sums of each column over `count` rows. load(row) loads a lane's columns, or zeros from
-// row `count` on; add(loaded, first, i, parts) adds those of row first + i * kGroups to part i; and
-// store(k, v, sum) gets sum k of a lane's column v, in some thread of that lane. All threads of the
-// block call it, once.
+// Sums kSums sums of each column over `count` rows. load(row) loads a lane's columns, and
+// add(loaded, i, parts) adds them to part i of the thread's; store(k, v, sum) gets sum k of a
+// lane's column v, in some thread of that lane. All threads of the block call it, once.
 template <int kSums, int kColumns, typename A, class Load, class Add, class Store>
 __device__ void sum_columns(int count, const Load& load, const Add& add, const Store& store,
                             ColumnSmem<A, kSums, kColumns>& smem) {
   constexpr int kSteps = kSums * kColumns > 2 ? 1 : 2;  // loaded at once, as registers allow
+  constexpr int kLoads = kSteps * kPartsOfGroup;
   A parts[kSums][kColumns][kPartsOfGroup] = {};
-  for (int first = column_group(); first < order::kChunk; first += kSteps * order::kParts) {
-    if (first - column_group() >= count) break;
-    decltype(load(0)) loaded[kSteps][kPartsOfGroup];
+  for (int first = column_group(); first < count; first += kSteps * order::kParts) {
+    decltype(load(0)) loaded[kLoads];
     UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      UNROLL
-      for (int i = 0; i < kPartsOfGroup; ++i) {
-        loaded[step][i] = load(first + step * order::kParts + i * kGroups);
-      }
-    }
+    for (int i = 0; i < kLoads; ++i) loaded[i] = load(first + i * kGroups);
     UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      add(loaded[step], first + step * order::kParts, parts);
+    for (int i = 0; i < kLoads; ++i) {
+      if (first + i * kGroups < count) add(loaded[i], i % kPartsOfGroup, parts);
     }
   }
   UNROLL

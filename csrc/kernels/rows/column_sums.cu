@@ -23,15 +23,13 @@ struct ChunkSums {
   A* of_bias = nullptr;
 };
 
-template <typename T>
+template <typename T, int kColumns>
 __global__ void __launch_bounds__(kColumnThreads, sizeof(T) == 8 ? 1 : 2)
     column_sums_kernel(const __grid_constant__ NormBackward p,
-                       const ChunkSums<accumulator_t<T>> sums, bool is_vectorized,
-                       int64_t first_block) {
+                       const ChunkSums<accumulator_t<T>> sums, int64_t first_block) {
   using A = accumulator_t<T>;
-  constexpr int kColumns = kColumnsOfLane<T>;
   struct Loaded {
-    Columns<T> dy, x;
+    Columns<T, kColumns> dy, x;
     A mean, inverse;
   };
   __shared__ ColumnSmem<A, 2, kColumns> smem;
@@ -39,40 +37,31 @@ __global__ void __launch_bounds__(kColumnThreads, sizeof(T) == 8 ? 1 : 2)
   // The kernel of dx does not wait for what came before this one, so it starts after that.
   ptx::pdl_launch_dependents();
   const int64_t block = first_block + blockIdx.x;
-  const int64_t blocks_of_chunk = ceil_div(p.columns, kColumnsOfBlock<T>);
+  const int64_t blocks_of_chunk = ceil_div(p.columns, kColumnLanes * kColumns);
   const int64_t chunk = block / blocks_of_chunk, first_row = chunk * order::kChunk;
   const int64_t column =
-      (block - chunk * blocks_of_chunk) * kColumnsOfBlock<T> + column_lane() * kColumns;
-  const int left = static_cast<int>(min(p.columns - column, int64_t{kColumns}));
+      ((block - chunk * blocks_of_chunk) * kColumnLanes + column_lane()) * kColumns;
   const int count = static_cast<int>(min(p.rows - first_row, int64_t{order::kChunk}));
-  const bool needs_weight = p.dweight != nullptr;
-  const T* x = static_cast<const T*>(p.x.data) + first_row * p.x.pitch + column;
-  const T* dy = static_cast<const T*>(p.dy.data) + first_row * p.dy.pitch + column;
+  const ColumnsOfLane<T, kColumns> x(p.x.data, p.x.pitch, first_row, count, column, p.columns);
+  const ColumnsOfLane<T, kColumns> dy(p.dy.data, p.dy.pitch, first_row, count, column, p.columns);
+  const A* means = static_cast<const A*>(p.mean) + first_row;
+  const A* inverses = static_cast<const A*>(p.inverse) + first_row;
+  const bool is_centered = p.mean != nullptr;
   const auto load = [&](int row) {
-    Loaded loaded = {};
-    if (row >= count) return loaded;
-    loaded.dy = load_columns(dy + row * p.dy.pitch, left, is_vectorized);
-    if (!needs_weight) return loaded;
-    loaded.x = load_columns(x + row * p.x.pitch, left, is_vectorized);
-    if (p.mean != nullptr) loaded.mean = static_cast<const A*>(p.mean)[first_row + row];
-    loaded.inverse = static_cast<const A*>(p.inverse)[first_row + row];
-    return loaded;
+    const int at = min(row, count - 1);
+    return Loaded{dy(row), x(row), is_centered ? means[at] : A(0), inverses[at]};
   };
-  const auto add = [&](const Loaded(&rows)[kPartsOfGroup], int first, auto& parts) {
+  const auto add = [](const Loaded& row, int i, auto& parts) {
     UNROLL
-    for (int i = 0; i < kPartsOfGroup; ++i) {
-      const Loaded& row = rows[i];
-      UNROLL
-      for (int v = 0; v < kColumns; ++v) {
-        const A gradient = widen(row.dy.elements[v]);
-        const A h = (widen(row.x.elements[v]) - row.mean) * row.inverse;
-        parts[0][v][i] = fused_multiply_add(gradient, h, parts[0][v][i]);
-        parts[1][v][i] += gradient;
-      }
+    for (int v = 0; v < kColumns; ++v) {
+      const A gradient = widen(row.dy.elements[v]);
+      const A h = (widen(row.x.elements[v]) - row.mean) * row.inverse;
+      parts[0][v][i] = fused_multiply_add(gradient, h, parts[0][v][i]);
+      parts[1][v][i] += gradient;
     }
   };
   const auto store = [&](int k, int v, A sum) {
-    if (v >= left) return;
+    if (column + v >= p.columns) return;
     A* of_chunks = k == 0 ? sums.of_weight : sums.of_bias;
     void* gradient = k == 0 ? p.dweight : p.dbias;
     if (of_chunks != nullptr) {
@@ -143,11 +132,14 @@ bool launch(const NormBackward& p, const Context& context) {
     Workspace workspace(memory);
     sums = take_buffers(workspace);
   }
-  const bool is_vectorized = are_columns_vectorized<T>(p.x.data, p.columns, {p.x.pitch}) &&
-                             are_columns_vectorized<T>(p.dy.data, p.columns, {p.dy.pitch});
-  for_grids(chunks * ceil_div(p.columns, kColumnsOfBlock<T>), [&](int64_t first, unsigned blocks) {
-    launch_pdl(column_sums_kernel<T>, blocks, kColumnThreads, 0, context, p, sums, is_vectorized,
-               first);
+  const bool are_pairs =
+      has_pairs(p.x.data, p.columns, p.x.pitch) && has_pairs(p.dy.data, p.columns, p.dy.pitch);
+  with_columns<T>(are_pairs, [&]<int kColumns>() {
+    for_grids(chunks * ceil_div(p.columns, kColumnLanes * kColumns),
+              [&](int64_t first, unsigned blocks) {
+                launch_pdl(column_sums_kernel<T, kColumns>, blocks, kColumnThreads, 0, context, p,
+                           sums, first);
+              });
   });
   if (chunks == 1) return true;
   for_grids(ceil_div(p.columns, kAddThreads), [&](int64_t first, unsigned blocks) {

@@ -15,6 +15,7 @@
 #include "core/rows.h"
 #include "kernels/common/launch.h"
 #include "ptx/max_nan.cuh"
+#include "ptx/pack.cuh"
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #include "ptx/cluster.cuh"
 #endif
@@ -70,35 +71,50 @@ __device__ A warp_max(A x) {
 
 // --- A row in global memory ----------------------------------------------------------------------
 
-// The adjacent elements of a lane, loaded at once: by two instructions if they have 32 bytes.
+// A lane's adjacent elements, loaded at once; by two instructions if they have 32 bytes. They stay
+// words until all loads are under way: a 16-bit element is a part of a register.
 template <typename T>
 struct alignas(kVector * sizeof(T) < 16 ? kVector * sizeof(T) : 16) Vector {
-  T elements[kVector];
+  using A = accumulator_t<T>;
+
+  uint32_t words[kVector * sizeof(T) / 4];
+
+  __device__ void unpack(A (&to)[kVector]) const {
+    UNROLL
+    for (int i = 0; i < kVector; ++i) {
+      if constexpr (sizeof(T) == 2) {
+        to[i] = widen(T{static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16))});
+      } else if constexpr (sizeof(T) == 4) {
+        to[i] = float_of(words[i]);
+      } else {
+        const auto lo = static_cast<int>(words[2 * i]), hi = static_cast<int>(words[2 * i + 1]);
+        to[i] = __hiloint2double(hi, lo);
+      }
+    }
+  }
+
+  // Rounds to T.
+  __device__ void pack(const A (&from)[kVector]) {
+    UNROLL
+    for (int i = 0; i < kVector; ++i) {
+      if constexpr (sizeof(T) == 2) {
+        constexpr bool kIsBFloat16 = std::is_same_v<T, BFloat16>;
+        if (i % 2 == 0) words[i / 2] = ptx::pack_x2<kIsBFloat16>(from[i], from[i + 1]);
+      } else if constexpr (sizeof(T) == 4) {
+        words[i] = bits_of(from[i]);
+      } else {
+        words[2 * i] = static_cast<uint32_t>(__double2loint(from[i]));
+        words[2 * i + 1] = static_cast<uint32_t>(__double2hiint(from[i]));
+      }
+    }
+  }
 };
 
-// Loads a vector, of which `left` elements are in the row, and `filler`, which T has, for the
-// others.
-template <typename T, typename A = accumulator_t<T>>
-__device__ void load_vector(const T* from, int left, bool is_vectorized, A filler,
-                            A (&to)[kVector]) {
-  if (is_vectorized) {
-    Vector<T> vector;
-    UNROLL
-    for (T& element : vector.elements) element = narrow<T>(filler);
-    if (left > 0) vector = *reinterpret_cast<const Vector<T>*>(from);
-    UNROLL
-    for (int i = 0; i < kVector; ++i) to[i] = widen(vector.elements[i]);
-  } else {
-    UNROLL
-    for (int i = 0; i < kVector; ++i) to[i] = i < left ? widen(from[i]) : filler;
-  }
-}
-
-// A row of `size` elements, by chunks. is_vectorized: all vectors are aligned, and the row ends
-// with one.
+// A row of `size` elements. is_vectorized: all vectors are aligned, and the row ends with one.
 template <typename T>
 class Row {
  public:
+  using Element = T;
   using A = accumulator_t<T>;
 
   __device__ Row(const Rows& x, int64_t row, int64_t size, bool is_vectorized)
@@ -106,45 +122,25 @@ class Row {
         size_(size),
         is_vectorized_(is_vectorized) {}
 
-  // Loads what a lane has of a chunk, with `filler` past the row's end.
-  template <int kSteps>
-  __device__ void load(int64_t chunk, A filler, A (&to)[kSteps][kVector]) const {
-    const int64_t first = chunk * order::kChunk + lane_index() * kVector;
-    const int left = static_cast<int>(min(size_ - first, int64_t{order::kChunk}));
-    UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      const int at = step * order::kParts;
-      load_vector(data_ + first + at, left - at, is_vectorized_, filler, to[step]);
-    }
+  __device__ bool is_vectorized() const { return is_vectorized_; }
+  __device__ const T* at(int64_t element) const { return data_ + element; }
+  // The elements from one on, up to kChunk.
+  __device__ int left(int64_t element) const {
+    return static_cast<int>(min(size_ - element, int64_t{order::kChunk}));
   }
 
-  // Stores value(i) as the vector at an element of the result, up to the row's end.
-  template <class F>
-  __device__ void store_vector(int64_t at, const F& value) const {
-    T* to = const_cast<T*>(data_) + at;
-    const int left = static_cast<int>(min(size_ - at, int64_t{kVector}));
-    Vector<T> vector;
-    UNROLL
-    for (int i = 0; i < kVector; ++i) vector.elements[i] = narrow<T>(value(i));
+  // Stores four values, rounded, at an element of the result, up to the row's end.
+  __device__ void store(int64_t element, const A (&values)[kVector]) const {
+    T* to = const_cast<T*>(data_) + element;
     if (is_vectorized_) {
-      if (left > 0) *reinterpret_cast<Vector<T>*>(to) = vector;
+      Vector<T> vector;
+      vector.pack(values);
+      if (element < size_) *reinterpret_cast<Vector<T>*>(to) = vector;
     } else {
       UNROLL
       for (int i = 0; i < kVector; ++i) {
-        if (i < left) to[i] = vector.elements[i];
+        if (i < left(element)) to[i] = narrow<T>(values[i]);
       }
-    }
-  }
-
-  // Stores value(step, i) as what a lane has of a chunk.
-  template <int kSteps, class F>
-  __device__ void store(int64_t chunk, const F& value) const {
-    const int64_t first = chunk * order::kChunk + lane_index() * kVector;
-    UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      const int64_t at = first + step * order::kParts;
-      if (at >= size_) break;
-      store_vector(at, [&](int i) { return value(step, i); });
     }
   }
 
@@ -153,6 +149,51 @@ class Row {
   int64_t size_;
   bool is_vectorized_;
 };
+
+// The first element of a lane in a chunk, or in what is kParts * step after its beginning.
+__device__ inline int64_t lane_element(int64_t chunk, int step = 0) {
+  return chunk * order::kChunk + step * order::kParts + lane_index() * kVector;
+}
+
+// Loads kSteps vectors, kParts apart from `first` on, of each of kRows rows, row(r); past a row's
+// end `filler`, which T has.
+template <int kRows, int kSteps, class RowAt, typename A>
+__device__ void load_rows(const RowAt& row, int64_t first, A filler,
+                          A (&to)[kRows][kSteps][kVector]) {
+  using T = typename decltype(row(0))::Element;
+  if (row(0).is_vectorized()) {
+    Vector<T> vectors[kRows][kSteps];
+    UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const int left = row(r).left(first);
+      UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        vectors[r][step].pack({filler, filler, filler, filler});
+        if (step * order::kParts >= left) continue;
+        const T* from = row(r).at(first + step * order::kParts);
+        vectors[r][step] = *reinterpret_cast<const Vector<T>*>(from);
+      }
+    }
+    UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      UNROLL
+      for (int step = 0; step < kSteps; ++step) vectors[r][step].unpack(to[r][step]);
+    }
+  } else {
+    UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const int left = row(r).left(first);
+      UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        UNROLL
+        for (int i = 0; i < kVector; ++i) {
+          const int at = step * order::kParts + i;
+          to[r][step][i] = at < left ? widen(*row(r).at(first + at)) : filler;
+        }
+      }
+    }
+  }
+}
 
 // Returns whether vectors of T are aligned in all rows, and no row ends within one.
 template <typename T>

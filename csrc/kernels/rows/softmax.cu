@@ -29,8 +29,7 @@ __global__ void __launch_bounds__(Scope::kThreads)
 
   A x[kRows][kSteps][kVector], m[kRows], sums[kRows][1];
   const auto load = [&](int64_t chunk) {
-    UNROLL
-    for (int r = 0; r < kRows; ++r) row(p.x, r).load(chunk, A(-INFINITY), x[r]);
+    load_rows([&](int r) { return row(p.x, r); }, lane_element(chunk), A(-INFINITY), x);
   };
   UNROLL
   for (A& each : m) each = -INFINITY;
@@ -75,11 +74,19 @@ __global__ void __launch_bounds__(Scope::kThreads)
     const Row<T> out = row({p.out, p.columns}, r);
     scope.for_chunks([&](int64_t chunk) {
       if (!Scope::kIsHeld) load(chunk);
-      out.template store<kSteps>(chunk, [&](int step, int i) {
-        const A element = x[r][step][i];
-        if (is_log) return (element - m[r]) - by;
-        return (Scope::kIsHeld ? element : order::exp_of(element - m[r])) * by;
-      });
+      UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        if (step * order::kParts >= scope.count(chunk)) break;
+        A y[kVector];
+        UNROLL
+        for (int i = 0; i < kVector; ++i) {
+          const A element = x[r][step][i];
+          y[i] = is_log           ? (element - m[r]) - by
+                 : Scope::kIsHeld ? element * by
+                                  : order::exp_of(element - m[r]) * by;
+        }
+        out.store(lane_element(chunk, step), y);
+      }
     });
   }
 }

@@ -27,11 +27,8 @@ __global__ void __launch_bounds__(Scope::kThreads)
   // Past the row's end the gradient is -0, which changes no sum: neither by itself nor times 0.
   A grad[kRows][kSteps][kVector], y[kRows][kSteps][kVector], sums[kRows][1];
   const auto load = [&](int64_t chunk) {
-    UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      row(p.grad, r).load(chunk, A(-0.0), grad[r]);
-      row(p.y, r).load(chunk, A(0), y[r]);
-    }
+    load_rows([&](int r) { return row(p.grad, r); }, lane_element(chunk), A(-0.0), grad);
+    load_rows([&](int r) { return row(p.y, r); }, lane_element(chunk), A(0), y);
   };
   scope.template sum<0>(
       smem,
@@ -50,10 +47,17 @@ __global__ void __launch_bounds__(Scope::kThreads)
     const Row<T> out = row({p.out, p.columns}, r);
     scope.for_chunks([&](int64_t chunk) {
       if (!Scope::kIsHeld) load(chunk);
-      out.template store<kSteps>(chunk, [&](int step, int i) {
-        const A g = grad[r][step][i], of_y = y[r][step][i];
-        return p.is_log ? fma(-order::exp_of(of_y), sum, g) : of_y * (g - sum);
-      });
+      UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        if (step * order::kParts >= scope.count(chunk)) break;
+        A dx[kVector];
+        UNROLL
+        for (int i = 0; i < kVector; ++i) {
+          const A g = grad[r][step][i], of_y = y[r][step][i];
+          dx[i] = p.is_log ? fma(-order::exp_of(of_y), sum, g) : of_y * (g - sum);
+        }
+        out.store(lane_element(chunk, step), dx);
+      }
     });
   }
 }

@@ -18,38 +18,30 @@ namespace {
 
 // From has the elements of this level, and T those of the result. The sums are the next level's
 // operand, (batch, chunks, columns), or p.out if that is null. A mean is of `mean_of` elements.
-template <typename From, typename T>
+template <typename From, int kColumns, typename T>
 __global__ void __launch_bounds__(kColumnThreads, sizeof(T) == 8 ? 1 : 2)
     sum_columns_kernel(const ColumnsProblem p, accumulator_t<T>* next, int64_t mean_of,
-                       bool is_vectorized, int64_t first_block) {
+                       int64_t first_block) {
   using A = accumulator_t<T>;
-  constexpr int kColumns = kColumnsOfLane<From>;
   __shared__ ColumnSmem<A, 1, kColumns> smem;
   ptx::pdl_launch_dependents();
   ptx::pdl_wait();
   const int64_t block = first_block + blockIdx.x;
-  const int64_t blocks_of_chunk = ceil_div(p.columns, kColumnsOfBlock<From>);
+  const int64_t blocks_of_chunk = ceil_div(p.columns, kColumnLanes * kColumns);
   const int64_t all_chunk = block / blocks_of_chunk, chunks = ceil_div(p.rows, order::kChunk);
   const int64_t column =
-      (block - all_chunk * blocks_of_chunk) * kColumnsOfBlock<From> + column_lane() * kColumns;
+      ((block - all_chunk * blocks_of_chunk) * kColumnLanes + column_lane()) * kColumns;
   const int64_t batch = all_chunk / chunks;
   const int64_t first_row = (all_chunk - batch * chunks) * order::kChunk;
-  const int left = static_cast<int>(min(p.columns - column, int64_t{kColumns}));
   const int count = static_cast<int>(min(p.rows - first_row, int64_t{order::kChunk}));
-  const From* x =
-      static_cast<const From*>(p.x) + batch * p.batch_pitch + first_row * p.row_pitch + column;
-  const auto load = [&](int row) {
-    return load_columns(x + row * p.row_pitch, row < count ? left : 0, is_vectorized);
-  };
-  const auto add = [&](const Columns<From>(&rows)[kPartsOfGroup], int, auto& parts) {
+  const ColumnsOfLane<From, kColumns> x(static_cast<const From*>(p.x) + batch * p.batch_pitch,
+                                        p.row_pitch, first_row, count, column, p.columns);
+  const auto add = [](const Columns<From, kColumns>& row, int i, auto& parts) {
     UNROLL
-    for (int i = 0; i < kPartsOfGroup; ++i) {
-      UNROLL
-      for (int v = 0; v < kColumns; ++v) parts[0][v][i] += widen(rows[i].elements[v]);
-    }
+    for (int v = 0; v < kColumns; ++v) parts[0][v][i] += widen(row.elements[v]);
   };
   const auto store = [&](int, int v, A sum) {
-    if (v >= left) return;
+    if (column + v >= p.columns) return;
     const int64_t at = all_chunk * p.columns + column + v;
     if (next != nullptr) {
       next[at] = sum;
@@ -57,7 +49,7 @@ __global__ void __launch_bounds__(kColumnThreads, sizeof(T) == 8 ? 1 : 2)
       static_cast<T*>(p.out)[at] = narrow<T>(p.is_mean ? sum / static_cast<A>(mean_of) : sum);
     }
   };
-  sum_columns<1, kColumns>(count, load, add, store, smem);
+  sum_columns<1, kColumns>(count, x, add, store, smem);
 }
 
 template <typename T, typename A = accumulator_t<T>>
@@ -84,13 +76,15 @@ bool launch(const ColumnsProblem& given, const Context& context) {
   ColumnsProblem p = given;
   for (int level = 0; level < levels; ++level) {
     const auto launch_level = [&]<typename From>(std::type_identity<From>) {
-      const bool is_vectorized =
-          are_columns_vectorized<From>(p.x, p.columns, {p.row_pitch, p.batch_pitch});
-      for_grids(p.batch * counts[level] * ceil_div(p.columns, kColumnsOfBlock<From>),
-                [&](int64_t first, unsigned blocks) {
-                  launch_pdl(sum_columns_kernel<From, T>, blocks, kColumnThreads, 0, context, p,
-                             buffers[level], given.rows, is_vectorized, first);
-                });
+      const bool are_pairs =
+          has_pairs(p.x, p.columns, p.row_pitch) && has_pairs(p.x, p.columns, p.batch_pitch);
+      with_columns<From>(are_pairs, [&]<int kColumns>() {
+        for_grids(p.batch * counts[level] * ceil_div(p.columns, kColumnLanes * kColumns),
+                  [&](int64_t first, unsigned blocks) {
+                    launch_pdl(sum_columns_kernel<From, kColumns, T>, blocks, kColumnThreads, 0,
+                               context, p, buffers[level], given.rows, first);
+                  });
+      });
     };
     level == 0 ? launch_level(std::type_identity<T>()) : launch_level(std::type_identity<A>());
     p.x = buffers[level], p.rows = counts[level];

@@ -28,10 +28,8 @@ __global__ void __launch_bounds__(Scope::kThreads)
       smem,
       [&](int64_t chunk, auto& parts) {
         A x[kRows][kSteps][kVector];
-        UNROLL
-        for (int r = 0; r < kRows; ++r) {
-          scope.template row<T>(division, p.x, r).load(chunk, A(0), x[r]);
-        }
+        load_rows([&](int r) { return scope.template row<T>(division, p.x, r); },
+                  lane_element(chunk), A(0), x);
         for_elements<kRows, kSteps>(
             scope.count(chunk), [&](int r, int step, int i) { parts[r][0][i] += x[r][step][i]; });
       },
