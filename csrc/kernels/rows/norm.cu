@@ -26,11 +26,11 @@ __global__ void __launch_bounds__(Scope::kThreads)
   Scope scope(division, smem);
   ptx::pdl_launch_dependents();
   ptx::pdl_wait();
-  if (scope.first_row >= division.rows) return;  // a whole warp
+  if (!scope.warp_has_rows(division)) return;
 
   A x[kRows][kSteps][kVector], sums[kRows][1], mean[kRows] = {}, inverse[kRows];
   const auto load = [&](int64_t chunk) {
-    load_rows([&](int r) { return scope.template row<T>(division, p.x, r); }, lane_element(chunk),
+    load_rows([&](int r) { return scope.template row<T>(division, p.x, r); }, scope.element(chunk),
               A(0), x);
   };
   const bool is_centered = p.centered;
@@ -75,9 +75,9 @@ __global__ void __launch_bounds__(Scope::kThreads)
     for (int first = 0; first < kSteps; first += kParamSteps) {
       if (first * order::kParts >= scope.count(chunk)) break;
       A weight[1][kParamSteps][kVector], bias[1][kParamSteps][kVector];
-      load_params<T>(p.weight, p.columns, lane_element(chunk, first), p.wide_params,
+      load_params<T>(p.weight, p.columns, scope.element(chunk, first), p.wide_params,
                      division.is_vectorized, order::kNoWeight<A>, weight);
-      load_params<T>(p.bias, p.columns, lane_element(chunk, first), p.wide_params,
+      load_params<T>(p.bias, p.columns, scope.element(chunk, first), p.wide_params,
                      division.is_vectorized, order::kNoBias<A>, bias);
       UNROLL
       for (int j = 0; j < kRows * kParamSteps; ++j) {
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(Scope::kThreads)
           y[i] = order::normalized(deviation, inverse[r], weight[0][at][i], bias[0][at][i]);
         }
         scope.template row<T>(division, {p.y, p.columns}, r)
-            .store(lane_element(chunk, first + at), y);
+            .store(scope.element(chunk, first + at), y);
       }
     }
   });
@@ -102,7 +102,7 @@ void launch(const NormProblem& p, const Context& context) {
                              rows::is_vectorized<T>({p.y, 0}, p.columns) &&
                              are_params_vectorized<T>(p.weight, p.columns, p.wide_params) &&
                              are_params_vectorized<T>(p.bias, p.columns, p.wide_params);
-  for_rows(p.rows, p.columns, is_vectorized, context,
+  for_rows(p.rows, p.columns, is_vectorized, false, context,
            [&]<class Scope>(unsigned blocks, unsigned cluster, int threads, const Division& d) {
              launch_clusters_pdl(norm_kernel<T, Scope>, cluster, blocks, threads, 0, context, p, d);
            });

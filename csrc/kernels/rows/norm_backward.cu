@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(Scope::kThreads)
   // It runs beside them, and ends after them, for the sake of what follows.
   const bool follows_columns = p.needs_columns();
   if (!follows_columns) ptx::pdl_wait();
-  if (scope.first_row >= division.rows) return;  // a whole warp
+  if (!scope.warp_has_rows(division)) return;
   const bool is_centered = p.mean != nullptr;
   A mean[kRows], inverse[kRows];
   UNROLL
@@ -41,20 +41,20 @@ __global__ void __launch_bounds__(Scope::kThreads)
   // Past the row's end g and h are 0.
   A g[kRows][kSteps][kVector], h[kRows][kSteps][kVector], sums[kRows][2];
   const auto load = [&](int64_t chunk) {
-    load_rows([&](int r) { return scope.template row<T>(division, p.dy, r); }, lane_element(chunk),
+    load_rows([&](int r) { return scope.template row<T>(division, p.dy, r); }, scope.element(chunk),
               A(0), g);
-    load_rows([&](int r) { return scope.template row<T>(division, p.x, r); }, lane_element(chunk),
+    load_rows([&](int r) { return scope.template row<T>(division, p.x, r); }, scope.element(chunk),
               A(0), h);
     UNROLL
     for (int first = 0; first < kSteps; first += kParamSteps) {
       if (first * order::kParts >= scope.count(chunk)) break;
       A weight[1][kParamSteps][kVector];
-      load_params<T>(p.weight, p.columns, lane_element(chunk, first), p.wide_params,
+      load_params<T>(p.weight, p.columns, scope.element(chunk, first), p.wide_params,
                      division.is_vectorized, order::kNoWeight<A>, weight);
       UNROLL
       for (int j = 0; j < kRows * kParamSteps; ++j) {
         const int r = j / kParamSteps, at = j % kParamSteps, step = first + at;
-        const auto left = p.columns - lane_element(chunk, step);
+        const auto left = p.columns - scope.element(chunk, step);
         UNROLL
         for (int i = 0; i < kVector; ++i) {
           g[r][step][i] *= weight[0][at][i];
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(Scope::kThreads)
         for (int i = 0; i < kVector; ++i) {
           of_x[i] = order::norm_gradient(g[r][step][i], h[r][step][i], mean_g, mean_gh, inverse[r]);
         }
-        dx.store(lane_element(chunk, step), of_x);
+        dx.store(scope.element(chunk, step), of_x);
       }
     });
   }
@@ -104,7 +104,7 @@ void launch(const NormBackward& p, const Context& context) {
                              rows::is_vectorized<T>(p.x, p.columns) &&
                              rows::is_vectorized<T>({p.dx, 0}, p.columns) &&
                              are_params_vectorized<T>(p.weight, p.columns, p.wide_params);
-  for_rows(p.rows, p.columns, is_vectorized, context,
+  for_rows(p.rows, p.columns, is_vectorized, false, context,
            [&]<class Scope>(unsigned blocks, unsigned cluster, int threads, const Division& d) {
              launch_clusters_pdl(norm_backward_kernel<T, Scope>, cluster, blocks, threads, 0,
                                  context, p, d);

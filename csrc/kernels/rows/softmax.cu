@@ -23,13 +23,13 @@ __global__ void __launch_bounds__(Scope::kThreads)
   Scope scope(division, smem);
   ptx::pdl_launch_dependents();
   ptx::pdl_wait();
-  if (scope.first_row >= division.rows) return;  // a whole warp
+  if (!scope.warp_has_rows(division)) return;
   const bool is_log = p.op == RowsOp::kLogSoftmax;
   const auto row = [&](const Rows& x, int r) { return scope.template row<T>(division, x, r); };
 
   A x[kRows][kSteps][kVector], m[kRows], sums[kRows][1];
   const auto load = [&](int64_t chunk) {
-    load_rows([&](int r) { return row(p.x, r); }, lane_element(chunk), A(-INFINITY), x);
+    load_rows([&](int r) { return row(p.x, r); }, scope.element(chunk), A(-INFINITY), x);
   };
   UNROLL
   for (A& each : m) each = -INFINITY;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(Scope::kThreads)
 
   UNROLL
   for (int r = 0; r < kRows; ++r) {
-    const A by = __shfl_sync(~0u, by_of_lane, r);
+    const A by = __shfl_sync(~0u, by_of_lane, r, Scope::kLanes);
     if (p.op == RowsOp::kLogSumExp) {
       const A result = order::logsumexp(m[r], by);
       if (scope.is_first_lane() && scope.first_row + r < division.rows) {
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(Scope::kThreads)
                  : Scope::kIsHeld ? element * by
                                   : order::exp_of(element - m[r]) * by;
         }
-        out.store(lane_element(chunk, step), y);
+        out.store(scope.element(chunk, step), y);
       }
     });
   }
@@ -95,7 +95,7 @@ template <typename T>
 void launch(const RowsProblem& p, const Context& context) {
   const bool is_vectorized =
       rows::is_vectorized<T>(p.x, p.columns) && rows::is_vectorized<T>({p.out, 0}, p.columns);
-  for_rows(p.rows, p.columns, is_vectorized, context,
+  for_rows(p.rows, p.columns, is_vectorized, false, context,
            [&]<class Scope>(unsigned blocks, unsigned cluster, int threads, const Division& d) {
              launch_clusters_pdl(softmax_kernel<T, Scope>, cluster, blocks, threads, 0, context, p,
                                  d);
