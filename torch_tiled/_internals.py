@@ -241,8 +241,9 @@ def argument_names(overload):
     return [x.name for x in overload._schema.arguments if not x.kwarg_only]
 
 
-def distinguish_by_options(overload, *options):
-    """Makes DTensor's cache of sharding decisions distinguish calls by these keyword options.
+def distinguish_by_options(overload, *options, first=100):
+    """Makes DTensor's cache of sharding decisions distinguish calls by these keyword options, and
+    by positional arguments from the place `first` on.
 
     torch.distributed.tensor.experimental.register_sharding distinguishes them by integers only, so
     a call would get the decision that was made for other options.
@@ -252,7 +253,7 @@ def distinguish_by_options(overload, *options):
 
     propagator = DTensor._op_dispatcher.sharding_propagator
     rule = propagator.op_strategy_funcs[overload]
-    info = RuntimeSchemaInfo(static_kwargkey=list(options), needs_pytree=True)
+    info = RuntimeSchemaInfo(first, static_kwargkey=list(options), needs_pytree=True)
     propagator.register_op_strategy(overload, rule, info)
 
 

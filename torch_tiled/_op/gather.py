@@ -1,26 +1,32 @@
-"""_row_gather: elements of rows by their indices, with a gradient that is summed in order.
+"""_row_gather and _row_scatter: elements of rows by their indices, and the sums that undo it.
 
-torch.gather's gradient adds with atomics on a GPU, so an index that a row names thrice or more
-would get sums of any order.
+They are each other's derivative. torch.gather's gradient adds by atomics on a GPU, and so in any
+order if a row names an index three times.
 """
 
 import torch
 
-from .._internals import (
-    SingleLevelFunction,
-    primal_of,
-    set_forward_ad_enabled,
-    transforms_active,
-)
+from .._internals import SingleLevelFunction, primal_of, set_forward_ad_enabled
 from .namespace import NAMESPACE, operators
 from .rows import autograd_kernel
 
-SCHEMA = "_row_gather(Tensor x, Tensor index) -> Tensor"
+GATHER = "_row_gather(Tensor x, Tensor index) -> Tensor"
+SCATTER = "_row_scatter(Tensor x, Tensor index, SymInt columns) -> Tensor"
 
 
 def _gather(x, index):
     """x (..., columns) at index (..., k): (..., k)."""
     return x.gather(-1, index)
+
+
+def _scatter(x, index, columns):
+    """The sums of x (..., k) of the same index, in the order of k: (..., columns)."""
+    result = x.new_zeros(*index.shape[:-1], columns)
+    if index.shape[-1] == 1:
+        return result.scatter_(-1, index, x)
+    for k in range(index.shape[-1]):
+        result.scatter_add_(-1, index[..., k : k + 1], x[..., k : k + 1])
+    return result
 
 
 class Gather(SingleLevelFunction):
@@ -43,43 +49,69 @@ class Gather(SingleLevelFunction):
         if grad is None:
             return (None,) * 4
         (index,) = ctx.saved_tensors
-        return None, None, _scatter(grad, index, ctx.columns), None
+        return None, None, operators._row_scatter.default(grad, index, ctx.columns), None
 
     @staticmethod
     def jvp(ctx, _, __, tangent, ___):
         with set_forward_ad_enabled(True):
-            return tangent.gather(-1, primal_of(ctx.saved_tensors[0]))
+            return operators._row_gather.default(tangent, primal_of(ctx.saved_tensors[0]))
 
 
-def _scatter(grad, index, columns):
-    """The sums of grad (..., k) at the same index, in its order: (..., columns)."""
-    result = grad.new_zeros(*index.shape[:-1], columns)
-    if index.shape[-1] == 1:
-        return result.scatter(-1, index, grad)
-    for k in range(index.shape[-1]):
-        column = -1, index[..., k : k + 1], grad[..., k : k + 1]
-        if transforms_active():
-            result = result.scatter_add(*column)
-        else:
-            result.scatter_add_(*column)
-    return result
+class Scatter(SingleLevelFunction):
+    """zeros.scatter_add(-1, index, x)."""
+
+    @staticmethod
+    def forward(below, options, x, index):
+        return below(x, index)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, options, _, index = inputs
+        ctx.set_materialize_grads(False)
+        ctx.columns = options["columns"]
+        ctx.save_for_backward(index)
+        ctx.save_for_forward(index)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if grad is None:
+            return (None,) * 4
+        (index,) = ctx.saved_tensors
+        return None, None, operators._row_gather.default(grad, index), None
+
+    @staticmethod
+    def jvp(ctx, _, __, tangent, ___):
+        with set_forward_ad_enabled(True):
+            index = primal_of(ctx.saved_tensors[0])
+            return operators._row_scatter.default(tangent, index, ctx.columns)
 
 
-def _vmap(info, in_dims, x, index):
-    x, index = (
-        y.expand(info.batch_size, *y.shape) if dim is None else y.movedim(dim, 0)
-        for y, dim in zip((x, index), in_dims, strict=True)
-    )
-    return operators._row_gather.default(x, index), 0
+def _vmap(name):
+    op = getattr(operators, name).default
+
+    def rule(info, in_dims, x, index, *columns):
+        x, index = (
+            y.expand(info.batch_size, *y.shape) if dim is None else y.movedim(dim, 0)
+            for y, dim in zip((x, index), in_dims, strict=False)
+        )
+        return op(x, index, *columns), 0
+
+    return rule
 
 
 def register(library):
-    library.define(SCHEMA)
-    library.impl("_row_gather", _gather, "CompositeExplicitAutograd")
-    library.impl(
-        "_row_gather", autograd_kernel("_row_gather", Gather), "Autograd", with_keyset=True
-    )
-    torch.library.register_fake(
-        f"{NAMESPACE}::_row_gather", lambda x, index: x.new_empty(index.shape), lib=library
-    )
-    torch.library.register_vmap(f"{NAMESPACE}::_row_gather", _vmap, lib=library)
+    for schema, kernel, function, fake, *options in (
+        (GATHER, _gather, Gather, lambda x, index: x.new_empty(index.shape)),
+        (
+            *(SCATTER, _scatter, Scatter),
+            lambda x, index, columns: x.new_empty(*index.shape[:-1], columns),
+            "columns",
+        ),
+    ):
+        library.define(schema)
+        name = schema.partition("(")[0]
+        library.impl(name, kernel, "CompositeExplicitAutograd")
+        kernel = autograd_kernel(name, function, *options)
+        library.impl(name, kernel, "Autograd", with_keyset=True)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
+        torch.library.register_vmap(f"{NAMESPACE}::{name}", _vmap(name), lib=library)

@@ -73,8 +73,9 @@ def dimensions(function, dim, rank):
     if dim is None or (isinstance(dim, (tuple, list)) and not dim):
         return list(range(rank))
     given = dim if isinstance(dim, (tuple, list)) else (dim,)
-    dims = sorted(dimension(function, each, rank) for each in given)
-    if len(set(dims)) < len(dims):
+    named = [dimension(function, each, rank) for each in given]
+    dims = [i for i in range(max(rank, 1)) if i in named]
+    if len(dims) < len(named):
         raise RuntimeError(
             f"{full_name(function)}: dim is {tuple(given)}, which names a dimension twice; name "
             f"each once"

@@ -8,6 +8,7 @@ import torch
 from .._internals import autocast_active
 from .._op.call import call, entry_points
 from .._op.namespace import operators
+from .._op.sharding import gather_from
 from .._op.supported import SIXTEEN_BIT
 from ._arguments import autocast, full_name, operand
 
@@ -122,7 +123,7 @@ def _norm_last(function, x, normalized_shape, weight, bias, eps, centered):
     if count == 1:
         return call(_norm, x, weight=weight, bias=bias, eps=eps, centered=centered)[0]
     weight, bias = (None if param is None else param.reshape(-1) for param in (weight, bias))
-    rows = x.flatten(-count)
+    rows = gather_from(x, x.dim() - count).flatten(-count)
     y, _, _ = call(_norm, rows, weight=weight, bias=bias, eps=eps, centered=centered)
     return y.reshape(x.shape)
 
@@ -166,7 +167,7 @@ def group_norm(
     _check_groups(x, num_groups, weight, bias)
     samples, channels, *rest = x.shape
     columns = channels // num_groups * math.prod(rest)
-    rows = x.reshape(samples, num_groups, columns)
+    rows = gather_from(x, 1).reshape(samples, num_groups, columns)
     if weight is None and bias is None:
         return call(_norm, rows, weight=None, bias=None, eps=eps, centered=True)[0].reshape(x.shape)
     if x.dtype in SIXTEEN_BIT:

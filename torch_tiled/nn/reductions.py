@@ -6,6 +6,7 @@ import torch
 
 from .._op.call import call, entry_points
 from .._op.namespace import operators
+from .._op.sharding import gather_from
 from ._arguments import dimension, dimensions, full_name, operand
 
 __all__ = ["log_softmax", "logsumexp", "mean", "softmax", "sum"]
@@ -34,10 +35,12 @@ def _over(function, entries, x, dim, keepdim, **options):
         return result.unsqueeze(-1) if keepdim else result
     dims = dimensions(function, dim, rank)
     if len(dims) == rank:
-        result = call(entries, x.reshape(-1), **options)
+        result = call(entries, gather_from(x, 0).reshape(-1), **options)
     else:
         rows = x.movedim(dims, tuple(range(-len(dims), 0)))
-        result = call(entries, rows.flatten(-len(dims)), **options)
+        if len(dims) > 1:
+            rows = gather_from(rows, rank - len(dims)).flatten(-len(dims))
+        result = call(entries, rows, **options)
     if not keepdim:
         return result
     return result.reshape([1 if i in dims else size for i, size in enumerate(x.shape)])
