@@ -150,7 +150,8 @@ def _largest_and_sum(x):
 def softmax(x, log):
     with np.errstate(all="ignore"):
         m, total = _largest_and_sum(x)
-        return (x - m) - log_of(total)[:, None] if log else exp_of(x - m) / total[:, None]
+        by = log_of(total) if log else F32(1) / total
+        return (x - m) - by[:, None] if log else exp_of(x - m) * by[:, None]
 
 
 def softmax_backward(grad, y, log):
