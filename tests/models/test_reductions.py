@@ -25,7 +25,7 @@ op_db = pytest.importorskip(
     reason="PyTorch's OpInfo database needs expecttest",
 ).op_db
 
-NAMES = ["softmax", "log_softmax", "logsumexp", "sum", "mean"]
+NAMES = ["softmax", "log_softmax", "logsumexp", "sum", "mean", "cumsum"]
 NAMES += [
     f"nn.functional.{name}"
     for name in ("layer_norm", "rms_norm", "group_norm", "nll_loss", "cross_entropy")
@@ -103,6 +103,7 @@ def test_sums_of_integers_are_exact(device, dtype):
     for options in ({}, {"dim": 1, "keepdim": True}, {"dim": (0, -1)}, {"dtype": torch.int16}):
         assert_same(*(f(x, **options).long() for f in (ours.sum, torch.sum)))
         assert ours.sum(x, **options).dtype == torch.sum(x, **options).dtype
+    assert_same(*(f(x, 1).long() for f in (ours.cumsum, torch.cumsum)))
     half = torch.full((3,), 1.5, device=device)
     assert ours.sum(half, dtype=torch.int32).item() == 3
     assert_close(ours.mean(x, dtype=torch.float64), torch.mean(x, dtype=torch.float64))
@@ -127,7 +128,7 @@ def test_shapes(device, shape):
             assert_close(found, expected, equal_nan=True)
             assert found.is_contiguous()
         if isinstance(dim, int):
-            for name in ("softmax", "log_softmax"):
+            for name in ("softmax", "log_softmax", "cumsum"):
                 found, expected = (getattr(f, name)(x, dim) for f in (ours, torch))
                 assert_close(found, expected)
                 assert found.is_contiguous()
@@ -149,6 +150,7 @@ ROWWISE = {
     "logsumexp": (by_last(ours.logsumexp, -1), 0),
     "sum": (by_last(ours.sum, -1), 0),
     "mean": (by_last(ours.mean, -1), 0),
+    "cumsum": (by_last(ours.cumsum, -1), 0),
     "layer_norm": (lambda x, *params: ours.layer_norm(x, x.shape[-1:], *params), 2),
     "rms_norm": (lambda x, *params: ours.rms_norm(x, x.shape[-1:], *params), 1),
     "group_norm": (lambda x, *params: ours.group_norm(x, 1, *params), 2),
@@ -210,6 +212,7 @@ def test_padding_on_the_right_changes_no_bit(device, dtype, columns, padding, se
     torch.manual_seed(seed)
     x = torch.randn(3, columns, device=device).to(dtype)
     assert_same(ours.sum(F.pad(x, (0, padding)), -1), ours.sum(x, -1))
+    assert_same(ours.cumsum(F.pad(x, (0, padding)), -1)[:, :columns], ours.cumsum(x, -1))
     masked = F.pad(x, (0, padding), value=-INF)
     assert_same(ours.logsumexp(masked, -1), ours.logsumexp(x, -1))
     for name in ("softmax", "log_softmax"):
@@ -369,6 +372,7 @@ DIFFERENTIATED = {
     "logsumexp": (by_last(ours.logsumexp, (0, 1)), (3, 2, 4)),
     "sum": (by_last(ours.sum, (0, 2), True), (3, 2, 4)),
     "mean": (ours.mean, (3, 2, 4)),
+    "cumsum": (by_last(ours.cumsum, 1), (3, 2, 4)),
     "layer_norm": (
         lambda x, *params: ours.layer_norm(x, (2, 4), *params),
         *((3, 2, 4), (2, 4), (2, 4)),

@@ -23,6 +23,8 @@ CALLS = {
     "sum to bfloat16": lambda f, x, w: f.sum(x, -1, dtype=torch.bfloat16),
     "mean": lambda f, x, w: f.mean(x),
     "mean of rows": lambda f, x, w: f.mean(x, (1,)),
+    "cumsum": lambda f, x, w: f.cumsum(x, 0),
+    "cumsum to float16": lambda f, x, w: f.cumsum(x, -1, dtype=torch.float16),
     "layer_norm": lambda f, x, w: f.layer_norm(x, (4,), w, w),
     "layer_norm, bare": lambda f, x, w: f.layer_norm(x, (4,)),
     "rms_norm": lambda f, x, w: f.rms_norm(x, (4,), w),
