@@ -22,7 +22,7 @@ from .pointwise import pointwise
 
 __all__ = [
     *("ATTENTION", "PRODUCTS", "ROUTES", "UNREACHED", "Products"),
-    *("broadcasts", "is_autocast", "linear"),
+    *("autocast", "broadcasts", "is_autocast", "is_cast", "linear", "takes"),
 ]
 
 
@@ -53,7 +53,7 @@ class Products:
 PRODUCTS = {precision: Products(precision) for precision in ("fp32", "ieee", "tf32")}
 
 
-def _takes(*tensors: torch.Tensor) -> bool:
+def takes(*tensors: torch.Tensor) -> bool:
     """Returns whether torch_tiled multiplies these: one dtype, or autocast makes it one."""
     one_dtype = True
     for tensor in tensors:
@@ -62,10 +62,10 @@ def _takes(*tensors: torch.Tensor) -> bool:
         one_dtype = one_dtype and tensor.dtype is tensors[0].dtype
     if one_dtype:
         return True
-    return all(_is_cast(tensor.dtype) for tensor in tensors) and is_autocast(tensors[0])
+    return all(is_cast(tensor.dtype) for tensor in tensors) and is_autocast(tensors[0])
 
 
-def _is_cast(dtype: torch.dtype) -> bool:
+def is_cast(dtype: torch.dtype) -> bool:
     """Autocast leaves float64 and complex numbers as they are."""
     return dtype.is_floating_point and dtype != torch.float64
 
@@ -75,12 +75,12 @@ def is_autocast(tensor: torch.Tensor) -> bool:
     return not tensor.is_meta and torch.is_autocast_enabled(tensor.device.type)
 
 
-def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Casts tensors as autocast does, if it is on."""
     if not is_autocast(tensors[0]):
         return tensors
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
-    return tuple(x.to(dtype) if _is_cast(x.dtype) else x for x in tensors)
+    return tuple(x.to(dtype) if is_cast(x.dtype) else x for x in tensors)
 
 
 def broadcasts(tensor: torch.Tensor, shape: tuple[int, ...]) -> bool:
@@ -108,7 +108,7 @@ def _uncast_on(device_type: str, route: Callable) -> Callable:
 
 def _multiply(products, a, b, *, out=None, out_dtype=None, ranks=None):
     """a @ b, if a and b have these ranks."""
-    if not _takes(a, b) or (ranks is not None and not _have_ranks(a, b, ranks)):
+    if not takes(a, b) or (ranks is not None and not _have_ranks(a, b, ranks)):
         return None
     if a.dim() == 0 or b.dim() == 0:
         return None
@@ -128,7 +128,7 @@ def _multiply(products, a, b, *, out=None, out_dtype=None, ranks=None):
         shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *rows, *cols)
     except RuntimeError:
         return None
-    if not _takes(out) or out.shape != shape or out.dtype != (out_dtype or a.dtype):
+    if not takes(out) or out.shape != shape or out.dtype != (out_dtype or a.dtype):
         return None
     return ops.matmul(a, b, **products.options(a, b), out=out)
 
@@ -162,7 +162,7 @@ def _rmatmul(products, self, other):
 
 @functools.partial(_uncast_on, "cuda")
 def _inner(products, input, other, *, out=None):
-    if out is not None or not _takes(input, other) or input.dtype != other.dtype:
+    if out is not None or not takes(input, other) or input.dtype != other.dtype:
         return None
     if min(input.dim(), other.dim()) == 0 or max(input.dim(), other.dim()) == 1:
         return None
@@ -191,7 +191,7 @@ def _adding(*ranks: int, sum_batch: bool = False) -> Callable:
             a = named.pop(name, a)
         for name in ("mat2", "batch2", "vec"):
             b = named.pop(name, b)
-        if others or named or not _takes(input, a, b):
+        if others or named or not takes(input, a, b):
             return None
         if any(_overflows(x, input.dtype) for x in (alpha, beta)):  # PyTorch refuses it
             return None
@@ -218,7 +218,7 @@ def _adding(*ranks: int, sum_batch: bool = False) -> Callable:
         shape = (*a.shape[:-1], *b.shape[max(b.dim() - 1, 1) :])
         if input.device != a.device or not (input.shape == shape or broadcasts(input, shape)):
             return None
-        input, a, b = _autocast(input, a, b)
+        input, a, b = autocast(input, a, b)
         # The sum of 16-bit floats is rounded once, at the end, as in PyTorch.
         is_16bit = a.dtype in SIXTEEN_BIT
         out_dtype = torch.float32 if is_16bit and a.dtype == b.dtype else None
@@ -239,7 +239,7 @@ def _write(products, tensor, add, *args, **options):
         given = products, tensor, add, *args
         return products.uncast(tensor.device.type, _write, *given, **options)
     result = add(products, *args, **options)
-    if result is None or not _takes(result, tensor):
+    if result is None or not takes(result, tensor):
         return None
     fits = (result.shape, result.device) == (tensor.shape, tensor.device)
     return tensor.copy_(result) if fits else None
@@ -254,7 +254,7 @@ def _in_place(add: Callable) -> Callable:
 
 def linear(products, input, weight, bias=None):
     """torch.nn.functional.linear: its bias may broadcast. None if PyTorch has to compute it."""
-    if not _takes(input, weight, *(() if bias is None else (bias,))):
+    if not takes(input, weight, *(() if bias is None else (bias,))):
         return None
     if input.dim() == 0 or weight.dim() != 2:
         return None
@@ -273,14 +273,14 @@ def linear(products, input, weight, bias=None):
 def _einsum(products, equation, *operands):
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = operands[0]
-    if not isinstance(equation, str) or len(operands) < 2 or not _takes(*operands):
+    if not isinstance(equation, str) or len(operands) < 2 or not takes(*operands):
         return None
 
     def multiply(a, b):
         return ops.matmul(a, b, **products.options(a, b))
 
     if operands[0].is_cuda and is_autocast(operands[0]):  # PyTorch casts once, before all of it
-        operands = _autocast(*operands)
+        operands = autocast(*operands)
         with torch.autocast("cuda", enabled=False):
             return einsum(equation, *operands, multiply=multiply, total=products.total)
     # On the CPU each product casts.
@@ -292,7 +292,7 @@ def _einsum(products, equation, *operands):
 def _grouped_mm(products, a, b=None, offs=None, bias=None, out_dtype=None, **named):
     b = named.pop("mat2", named.pop("mat_b", b))
     # PyTorch takes no bias, no other out_dtype and no float64.
-    if named or bias is not None or not _takes(a, b) or out_dtype not in (None, a.dtype):
+    if named or bias is not None or not takes(a, b) or out_dtype not in (None, a.dtype):
         return None
     if a.dtype not in (torch.float32, *SIXTEEN_BIT):
         return None
@@ -307,7 +307,7 @@ def _conv(rank: int) -> Callable:
     kernel = (1,) * rank
 
     def conv(products, input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
-        if groups != 1 or not _takes(input, weight, *(() if bias is None else (bias,))):
+        if groups != 1 or not takes(input, weight, *(() if bias is None else (bias,))):
             return None
         shape, dims = weight.shape, input.dim()
         if shape[2:] != kernel or dims not in (rank + 1, rank + 2):

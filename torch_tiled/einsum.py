@@ -19,6 +19,7 @@ def einsum(
     *operands: torch.Tensor,
     multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     total: Callable[[torch.Tensor, list[int]], torch.Tensor],
+    from_left: bool = False,
 ) -> torch.Tensor | None:
     """torch.einsum(equation, *operands), by matrix products in the order of torch.einsum.
 
@@ -28,6 +29,7 @@ def einsum(
         multiply: multiply(a, b) returns the product of (*batch, m, k) and (*batch, k, n), with one
             batch dimension or none.
         total: total(x, dims) returns the sum over these dimensions.
+        from_left: multiply from left to right, whatever the sizes are.
 
     Returns:
         The result, or None for an equation that torch.einsum refuses.
@@ -37,7 +39,7 @@ def einsum(
         return None
     inputs, output = parsed
     pairs = [_without_repeats(x, labels) for x, labels in zip(operands, inputs, strict=True)]
-    for i, j in _path(equation, operands):
+    for i, j in _path(equation, operands, from_left):
         others = [pair for k, pair in enumerate(pairs) if k not in (i, j)]
         kept = set(output).union(*(labels for _, labels in others))
         pairs = [*others, _multiply_pair(*pairs[i], *pairs[j], kept, multiply, total)]
@@ -45,13 +47,14 @@ def einsum(
     return result.permute([labels.index(label) for label in output])
 
 
-def _path(equation, operands):
+def _path(equation, operands, from_left):
     """Returns the pairs of operands to multiply. Each product is appended to the other operands.
 
     The order is torch.einsum's: opt_einsum's if that is enabled, else from left to right. Compiled
     code multiplies from left to right, since its sizes may be symbolic.
     """
-    if len(operands) > 2 and opt_einsum.enabled and not is_compiling():
+    by_sizes = opt_einsum.enabled and not (from_left or is_compiling())
+    if len(operands) > 2 and by_sizes:
         find = opt_einsum.get_opt_einsum().contract_path
         return find(equation, *operands, optimize=opt_einsum.strategy)[0]
     return [(0, 1), *((last, 0) for last in range(len(operands) - 2, 0, -1))]

@@ -10,7 +10,7 @@ from ._op import fast_path
 from ._op.fast_path import is_plain
 from ._op.out_of_memory import raise_if_out_of_memory
 
-__all__ = ["pointwise"]
+__all__ = ["is_channels_last", "pointwise"]
 
 
 def pointwise(
@@ -35,7 +35,7 @@ def pointwise(
         (n, o, *sizes), in the memory format of the input.
     """
     pixels = input.shape[2:]
-    channels_last = _is_channels_last(input)
+    channels_last = is_channels_last(input)
     by_rows = channels_last or math.prod(pixels) == 1
     if options["precision"] == "fp32" and input.is_cuda and _is_plain(input, weight, bias):
         try:
@@ -77,7 +77,7 @@ def _of_rows(input, weight, bias, options):
     return ops.linear(input.movedim(1, -1), weight, bias, **options).movedim(-1, 1)
 
 
-def _is_channels_last(x) -> bool:
+def is_channels_last(x) -> bool:
     """Returns whether PyTorch takes x for channels_last or channels_last_3d, by its strides.
 
     Strides of dimensions of 1 can fit several formats. The rule is Tensor.suggest_memory_format()
