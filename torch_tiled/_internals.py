@@ -35,6 +35,9 @@ from torch._C import (
     _DisableTorchDispatch as WithoutDispatchModes,
 )
 from torch._C import (
+    _dispatch_has_kernel_for_dispatch_key as has_kernel,
+)
+from torch._C import (
     _dispatch_keyset_full_after as keys_after,
 )
 from torch._C import (
@@ -105,6 +108,7 @@ __all__ = [
     "forward_ad_active",
     "function_modes",
     "gradients_asked_for",
+    "has_kernel",
     "has_tangent",
     "in_modes",
     "insert_function_mode",

@@ -12,8 +12,25 @@ from .._op.attention_packed import mask_of_keys, pad, unpad
 from .._op.call import call, entry_points
 from .._op.namespace import operators
 from .._op.supported import PLAIN_TYPES, is_hopper, is_supported, why_unsupported
+from .losses import cross_entropy, nll_loss, selective_log_softmax
+from .norms import group_norm, layer_norm, rms_norm
+from .reductions import log_softmax, logsumexp, mean, softmax, sum
 
-__all__ = ["scaled_dot_product_attention", "scaled_dot_product_attention_varlen"]
+__all__ = [
+    "cross_entropy",
+    "group_norm",
+    "layer_norm",
+    "log_softmax",
+    "logsumexp",
+    "mean",
+    "nll_loss",
+    "rms_norm",
+    "scaled_dot_product_attention",
+    "scaled_dot_product_attention_varlen",
+    "selective_log_softmax",
+    "softmax",
+    "sum",
+]
 
 _attention = entry_points(operators.attention.default)
 _attention_packed = entry_points(operators.attention_packed.default)
