@@ -84,14 +84,6 @@ def _logsumexp(products, input, *args, **options):
     return _reducing(ours.logsumexp, takes_complex=False)(products, input, *args, **options)
 
 
-_cumsum = _reducing(ours.cumsum)
-
-
-def _cumsum_(products, self, dim, *, dtype=None):
-    result = _cumsum(products, self, dim, dtype=dtype)
-    return None if result is None else self.copy_(result)
-
-
 def _nansum(products, input, *args, **options):
     if not isinstance(input, torch.Tensor) or not _are_real(input):
         return None
@@ -139,9 +131,7 @@ def _rms_norm(products, input, normalized_shape, weight=None, eps=None):
     return ours.rms_norm(input, normalized_shape, weight, eps)
 
 
-def _group_norm(
-    products, input, num_groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=True
-):
+def _group_norm(products, input, num_groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=True):
     if not _are_real(input, weight, bias):
         return None
     return ours.group_norm(input, num_groups, weight, bias, eps)
@@ -191,7 +181,7 @@ def _moments(input, dim=None, unbiased=None, keepdim=False, *, correction=None):
         return parts[0][0] + parts[1][0], torch.complex(parts[0][1], parts[1][1])
     x = input.float() if input.dtype in SIXTEEN_BIT else input
     mean = _mean(x, dims, True)
-    size = math.prod(x.shape[i] for i in dims) if x.dim() else 1
+    size = math.prod([x.shape[i] for i in dims]) if x.dim() else 1
     total = _sum((x - mean).square(), dims, keepdim) / max(0, size - correction)
     mean = mean if keepdim else mean.reshape(total.shape)
     return total.to(input.dtype), mean.to(input.dtype)
@@ -243,6 +233,13 @@ def _linalg_norm(products, A, ord=None, dim=None, keepdim=False, *, out=None, dt
         ord = 2 if ord in (None, "fro") else ord
         return _vector_norm(products, A, ord, dim, keepdim, dtype=dtype, out=out)
     return None
+
+
+def _norm(products, input, p="fro", dim=None, keepdim=False, out=None, dtype=None):
+    ord = 2 if p in (None, "fro") else p
+    if not isinstance(input, torch.Tensor) or isinstance(ord, str):
+        return None
+    return _vector_norm(products, input, ord, dim, keepdim, dtype=dtype, out=out)
 
 
 def _cosine_similarity(products, x1, x2, dim=1, eps=1e-8):
@@ -348,13 +345,16 @@ _total, _average = _reducing(ours.sum), _reducing(ours.mean)
 
 REDUCTIONS = {
     **{function: _loss(function, most) for function, most in _LOSSES.items()},
-    **dict.fromkeys((torch.softmax, torch.Tensor.softmax, F.softmax, torch.special.softmax), _softmax),
-    **dict.fromkeys((torch.log_softmax, torch.Tensor.log_softmax, F.log_softmax, torch.special.log_softmax), _log_softmax),
+    **dict.fromkeys(
+        (torch.softmax, torch.Tensor.softmax, F.softmax, torch.special.softmax), _softmax
+    ),
+    **dict.fromkeys(
+        (torch.log_softmax, torch.Tensor.log_softmax, F.log_softmax, torch.special.log_softmax),
+        _log_softmax,
+    ),
     **dict.fromkeys((torch.logsumexp, torch.Tensor.logsumexp, torch.special.logsumexp), _logsumexp),
     **dict.fromkeys((torch.sum, torch.Tensor.sum), _total),
     **dict.fromkeys((torch.mean, torch.Tensor.mean), _average),
-    **dict.fromkeys((torch.cumsum, torch.Tensor.cumsum), _cumsum),
-    torch.Tensor.cumsum_: _cumsum_,
     **dict.fromkeys((torch.nansum, torch.Tensor.nansum), _nansum),
     **dict.fromkeys((torch.nanmean, torch.Tensor.nanmean), _nanmean),
     **dict.fromkeys((torch.trace, torch.Tensor.trace), _trace),
@@ -369,6 +369,7 @@ REDUCTIONS = {
     torch.std_mean: _std_mean,
     torch.linalg.vector_norm: _vector_norm,
     torch.linalg.norm: _linalg_norm,
+    torch.norm: _norm,
     F.cosine_similarity: _cosine_similarity,
     F.pairwise_distance: _pairwise_distance,
     F.adaptive_avg_pool1d: _adaptive_avg_pool(1),
@@ -387,7 +388,5 @@ INSIDE_REDUCTIONS = {
         F.gaussian_nll_loss,
         F.multilabel_soft_margin_loss,
         F.triplet_margin_with_distance_loss,
-        torch.norm,
-        torch.Tensor.norm,
     )
 }

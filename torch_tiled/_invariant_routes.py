@@ -110,7 +110,7 @@ def _tensordot(products, a, b, dims=2, out=None):
     rows = [i for i in range(a.dim()) if i not in of_a]
     cols = [i for i in range(b.dim()) if i not in of_b]
     shape = [a.shape[i] for i in rows], [b.shape[i] for i in cols]
-    k = math.prod(a.shape[i] for i in of_a)
+    k = math.prod([a.shape[i] for i in of_a])
     x = a.permute(*rows, *of_a).reshape(math.prod(shape[0]), k)
     y = b.permute(*of_b, *cols).reshape(k, math.prod(shape[1]))
     return ops.matmul(x, y, **products.options(x, y)).reshape(*shape[0], *shape[1])
@@ -331,16 +331,18 @@ def _named(op):
 def _grouped_operator(products, a, b, offs=None, bias=None, precision="fp32", **options):
     if not a.is_cpu:
         return operators.grouped_mm.default(a, b, offs, bias, precision=precision, **options)
-    return None if options or bias is not None else _grouped(INVARIANT_PRODUCTS[precision], a, b, offs)
+    return (
+        None if options or bias is not None else _grouped(INVARIANT_PRODUCTS[precision], a, b, offs)
+    )
 
 
 _OPERATORS = ("matmul.default", "matmul.out", "linear.default", "gemm_.default")
-_TILED = {op: _named(op) for op in (getattr(getattr(operators, x), y) for x, y in map(lambda n: n.split("."), _OPERATORS))}
-
-def _unflatten(products, self, dim, sizes):
-    """The function in C++: Dynamo cannot trace PyTorch's method in Python in a mode."""
-    return torch.unflatten(self, dim, sizes)
-
+_TILED = {
+    op: _named(op)
+    for op in (
+        getattr(getattr(operators, x), y) for x, y in map(lambda n: n.split("."), _OPERATORS)
+    )
+}
 
 INVARIANT_ROUTES = {
     **ROUTES,
@@ -364,7 +366,6 @@ INVARIANT_ROUTES = {
     F.conv2d: _convolution(2),
     F.conv3d: _convolution(3),
     F.scaled_dot_product_attention: _attention,
-    torch.Tensor.unflatten: _unflatten,
 }
 
 # Python code of PyTorch, which runs in the statement once more, so that its calls are

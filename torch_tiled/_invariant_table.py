@@ -124,9 +124,7 @@ ATOMIC = "index_add index_put index_reduce put scatter_add scatter_reduce bincou
 _ONE_BY_ONE = "call it for one sample at a time"
 _BATCH = "its result is of the whole batch; call eval(), or normalize by layer_norm or group_norm"
 _RNN = "its products are inside of it; write the cell with torch.nn.functional.linear"
-_LINALG = (
-    "the library behind it picks an algorithm by the shape; call it for one matrix at a time"
-)
+_LINALG = "the library behind it picks an algorithm by the shape; call it for one matrix at a time"
 _QUANTIZED = "its products are inside of it; multiply dequantized tensors"
 _INTERNAL = "it is a kernel behind a public function; call that one"
 
@@ -147,12 +145,8 @@ NOT_COVERED = {
         "miopen_convolution miopen_convolution_add_relu miopen_convolution_relu "
         "miopen_convolution_transpose miopen_depthwise_convolution"
     ),
-    "write it with @": (
-        "chain_matmul corrcoef cov matrix_exp matrix_power multi_dot"
-    ),
-    "write the distances with linalg.vector_norm of differences, or with @": (
-        "cdist dist pdist"
-    ),
+    "write it with @": ("chain_matmul corrcoef cov matrix_exp matrix_power multi_dot"),
+    "write the distances with linalg.vector_norm of differences, or with @": ("cdist dist pdist"),
     "add logarithms by sum or cumsum and take exp": "cumprod prod logcumsumexp",
     "write it with sum or cumsum": "cumulative_trapezoid trapezoid trapz renorm",
     "write it with linalg.vector_norm": (

@@ -23,6 +23,11 @@ from .ops import check_precision
 __all__ = ["invariant"]
 
 
+# Operators of these namespaces are torch_tiled's own, or in compiled code, of which the functions
+# were checked when it was traced.
+_TRACED = (NAMESPACE, "aten", "prims", "inductor")
+
+
 class _Enabled(threading.local):
     """The switches of a thread, the last one innermost."""
 
@@ -88,14 +93,19 @@ class invariant(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        route = INVARIANT_ROUTES.get(func)
+        # Dynamo does not find methods in Python code in a dict, of which norm is one.
+        route = INVARIANT_ROUTES.get(torch.norm if func is torch.Tensor.norm else func)
         if route is not None:
             result = route(INVARIANT_PRODUCTS[self.precision], *args, **kwargs)
             if result is not None:
                 return result
-        elif func in INSIDE and PLAIN_TYPES.issuperset(types):
-            with self:
-                return INSIDE[func](*args, **kwargs)
+        elif PLAIN_TYPES.issuperset(types):
+            if func is torch.Tensor.unflatten:  # Dynamo cannot trace the method in a mode
+                return torch.unflatten(*args, **kwargs)
+            inside = INSIDE.get(func)
+            if inside is not None:
+                with self:
+                    return inside(*args, **kwargs)
         if self.strict and _has_floats(args, kwargs):
             _check_is_covered(func, args, kwargs)
         return func(*args, **kwargs)
@@ -189,7 +199,7 @@ def _is_unordered(row: str, args: tuple, kwargs: dict) -> bool:
 @assume_constant_result
 def _row(func: Callable) -> str | None:
     """Returns the function's name in the table, or None if PyTorch's result has a fixed order."""
-    if isinstance(func, OpOverload) and func.namespace == NAMESPACE:
+    if isinstance(func, OpOverload) and func.namespace in _TRACED:
         return None
     row = row_of(getattr(func, "__name__", str(func)))
     return None if is_kept(row) else row
