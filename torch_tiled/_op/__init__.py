@@ -38,6 +38,9 @@ These files are used by several of the above:
     derivatives.py      the Functions: forward, backward and jvp of matmul, linear, grouped_mm
     attention.py        the derivatives of attention: a kernel for gradients, else a composite
     attention_packed.py those of packed sequences, a kernel's or a padded batch's
+    rows.py             the derivatives of reductions of rows, and vmap
+    channels.py         _channel_affine, for the parameters of group norms
+    gather.py           _row_gather, for the classes of losses
     gradient_flow.py    asks if a gradient or a tangent may flow through a tensor
     checks.py           the argument checks and error texts, the same as in csrc
     supported.py        the dtypes, layouts and devices that the operators take
@@ -59,10 +62,12 @@ from . import library  # noqa: F401, first: the modules below look up operators 
 from . import (
     autocast,
     autograd,
+    channels,
     fake,
     fast_path,
     flops,
     functional,
+    gather,
     inplace,
     layouts,
     lazy,
@@ -78,6 +83,8 @@ for _module in (
     autocast,
     autograd,
     rows,
+    channels,
+    gather,
     inplace,
     lazy,
     functional,
