@@ -113,7 +113,9 @@ def learn(model: nn.Module, rows: torch.Tensor, size: int, order: list[int]) -> 
         weights = {name: each.detach() for name, each in model.named_parameters()}
 
         def gradients(batch: list, weights: dict = weights) -> torch.Tensor:
-            found = vmap(grad(loss), (None, 0, 0))(weights, *map(torch.stack, zip(*batch)))
+            found = vmap(grad(loss), (None, 0, 0))(
+                weights, *map(torch.stack, zip(*batch, strict=True))
+            )
             return torch.cat([each.flatten(1) for each in found.values()], dim=1)
 
         pairs = list(zip(rows, targets, strict=True))
@@ -129,7 +131,9 @@ def learn(model: nn.Module, rows: torch.Tensor, size: int, order: list[int]) -> 
 
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--rows", type=whole, default=1000, help="and molecules (default: %(default)s)")
+    parser.add_argument(
+        "--rows", type=whole, default=1000, help="and molecules (default: %(default)s)"
+    )
     args = parser.parse_args(argv)
     with torch.device(args.device):
         table = torch.randn(args.rows, 20)

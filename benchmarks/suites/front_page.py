@@ -181,7 +181,8 @@ def prompts(args: argparse.Namespace, dtype: str) -> Iterator[dict]:
         is_invariant = way == "invariant"
         with torch_tiled.invariant() if is_invariant else contextlib.nullcontext():
             together = answer(asks, asked)
-            alone = [torch.cat(x) for x in zip(*(answer(asks, row) for row in asked.split(1)))]
+            answers = [answer(asks, row) for row in asked.split(1)]
+            alone = [torch.cat(each) for each in zip(*answers, strict=True)]
             times = prefill_ms(asks, asked[:1]), prefill_ms(asks, asked)
         pairs = list(zip(alone, together, strict=True))
         prefill, steps, tokens = (sum(map(torch.equal, *pair)) for pair in pairs)
