@@ -205,16 +205,17 @@ def main(argv: list[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         sys.exit(f"This example needs {error.name}: pip install {error.name}")
     model.set_attn_implementation("sdpa")
-    lengths = torch.randint(SHORTEST, args.longest + 1, (args.prompts,)).tolist()
+    lengths = torch.linspace(args.longest, SHORTEST, args.prompts).long().tolist()
     prompts = [torch.randint(1, args.vocabulary, (n,), device=args.device) for n in lengths]
-    print(
-        f"{args.prompts} prompts of {min(lengths)} to {max(lengths)} tokens on {args.device}, and"
-    )
+    print(f"{args.prompts} prompts of {lengths[-1]} to {lengths[0]} tokens on {args.device}, and")
     print(f"{args.tokens} tokens that follow each, by a Qwen3 of {args.layers} layers of width")
+    print(f"{args.prompts} prompts of {lengths[-1]} to {lengths[0]} tokens, and {args.tokens} that")
     print(
-        f"{args.width}: how many of {args.prompts * args.tokens} tokens and log-probabilities are"
+        f"follow each, by a Qwen3 of {args.layers} layers of width {args.width} on {args.device};"
     )
-    print("those of one prompt at a time\n")
+    print(
+        f"equal: of {args.prompts * args.tokens}, to the bit, with those of one prompt at a time\n"
+    )
     counts = "equal tokens 5d", "equal log-probabilities 5d", "tokens/s 8.1f"
     table = Table("dtype 8s", "way 11s", "prompts 19s", *counts, bars=True)
     for dtype in args.dtype:
