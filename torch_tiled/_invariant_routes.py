@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from . import ops
 from ._internals import attention_by, torch_grouped_mm
 from ._invariant_reductions import INSIDE_REDUCTIONS, REDUCTIONS
+from ._key_places import from_first_key
 from ._op.namespace import operators
 from ._op.supported import DTYPES, SIXTEEN_BIT, is_hopper
 from ._routes import ROUTES, Products, autocast, is_autocast, is_cast, takes
@@ -262,6 +263,8 @@ def _attention(
             attn_mask = attn_mask.to(tensors[0].dtype)
         given = products, *tensors, attn_mask, dropout_p, is_causal
         return products.uncast(query.device.type, _attention, *given, **options)
+    if attn_mask is not None and not is_causal_bias(attn_mask):
+        key, value, attn_mask = from_first_key(key, value, attn_mask)
     given = query, key, value, attn_mask
     if _is_by_kernel(products, *given) and dropout_p == 0:
         algorithm = "fp16x3" if query.dtype == torch.float32 else "mma"
