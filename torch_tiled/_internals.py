@@ -67,12 +67,14 @@ from torch._functorch.pyfunctorch import (
 from torch._functorch.utils import (
     enable_single_level_autograd_function as allow_single_level_function,
 )
-from torch._ops import OpOverloadPacket
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled as set_forward_ad_enabled
 from torch.autograd.function import _SingleLevelFunction
 from torch.nn.modules import module as module_hooks
+from torch.overrides import _pop_mode, _push_mode
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_leaves, tree_map
 
@@ -87,6 +89,7 @@ __all__ = [
     "FunctionalTensorMode",
     "GetAttrKey",
     "InductorCandidates",
+    "OpOverload",
     "OpOverloadPacket",
     "SingleLevelFunction",
     "TorchDispatchMode",
@@ -107,6 +110,8 @@ __all__ = [
     "gradients_asked_for",
     "has_kernel",
     "has_tangent",
+    "in_modes",
+    "insert_function_mode",
     "is_in_fsdp_shards",
     "is_jit_tracing",
     "is_wrapped",
@@ -116,6 +121,7 @@ __all__ = [
     "primal_of",
     "redispatch_without_python",
     "register_pytree_node",
+    "remove_function_mode",
     "set_forward_ad_enabled",
     "torch_grouped_mm",
     "transforms_active",
@@ -234,6 +240,39 @@ def attention_by(linear: Callable, attention: Callable) -> Callable:
         function = scope[name]
         scope[name] = types.FunctionType(function.__code__, scope, name, function.__defaults__)
     return scope[name]
+
+
+def in_modes(function: Callable) -> Callable:
+    """The same function, whose calls reach the TorchFunctionMode that it is handed to as a whole.
+
+    Functions of PyTorch's Python code ask has_torch_function*() first, which is true in a mode.
+    """
+    scope = {name: value for name, value in function.__globals__.items() if name != "__name__"}
+    for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
+        scope[name] = lambda *tensors: False
+    same = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
+    same.__kwdefaults__ = function.__kwdefaults__
+    return same
+
+
+def insert_function_mode(mode, outer):
+    """Puts a TorchFunctionMode inside of this thread's modes in `outer`, and outside of others.
+
+    torch.set_default_device and a with statement of a torch.device expect a DeviceContext to be the
+    outermost mode.
+    """
+    stack = [_pop_mode() for _ in range(function_modes())]
+    first = [each for each in stack if isinstance(each, DeviceContext) or each in outer]
+    for each in (*reversed(first), mode, *(x for x in reversed(stack) if x not in first)):
+        _push_mode(each)
+
+
+def remove_function_mode(mode):
+    """Takes a TorchFunctionMode out of this thread's, wherever it is."""
+    stack = [_pop_mode() for _ in range(function_modes())]
+    for each in reversed(stack):
+        if each is not mode:
+            _push_mode(each)
 
 
 def argument_names(overload):

@@ -1,8 +1,14 @@
 """Attention of transformers' models by torch_tiled.nn.functional."""
 
+import functools
+
+from ._key_places import from_first_key, in_sequences
 from .nn.functional import attention, runs_on_gpu
 
 __all__ = ["register"]
+
+# The arguments of a layer of packed sequences, as continuous batching passes them.
+_PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 def register(name: str = "torch_tiled") -> None:
@@ -55,16 +61,26 @@ def _forward(
                 f"torch_tiled.attention: {type(module).__name__} passes {option}, which only "
                 f'eager attention computes; call model.set_attn_implementation("eager")'
             )
-    is_left = dropout != 0 or options.get("position_bias") is not None
-    is_left = is_left or options.get("output_attentions", False)
-    if is_left or not runs_on_gpu(query, key, value, attention_mask):
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        given = module, query, key, value, attention_mask
-        return sdpa_attention_forward(*given, dropout, scaling, is_causal, **options)
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
+    attend = functools.partial(_attend, module, dropout, scaling, is_causal, options)
+    ends = [options.get(name) for name in _PACKED]
+    if attention_mask is None or any(x is None for x in ends) or query.shape[0] != 1:
+        return attend(query, key, value, attention_mask), None
+    return in_sequences(attend, query, key, value, attention_mask, *ends), None
+
+
+def _attend(module, dropout, scaling, is_causal, options, query, key, value, mask):
+    is_left = dropout != 0 or options.get("position_bias") is not None
+    is_left = is_left or options.get("output_attentions", False)
+    if is_left or not runs_on_gpu(query, key, value, mask):
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        given = module, query, key, value, mask
+        return sdpa_attention_forward(*given, dropout, scaling, is_causal, **options)[0]
+    if is_causal:  # encoders pad on the right
+        key, value, mask = from_first_key(key, value, mask)
     # One query is the last one, which sees every key; a mask is causal itself.
-    is_causal = query.shape[2] > 1 and attention_mask is None and is_causal
-    out = attention(query, key, value, attention_mask, is_causal, scaling, enable_gqa=True)
-    return out.transpose(1, 2).contiguous(), None
+    is_causal = query.shape[2] > 1 and mask is None and is_causal
+    out = attention(query, key, value, mask, is_causal, scaling, enable_gqa=True)
+    return out.transpose(1, 2).contiguous()
