@@ -74,7 +74,7 @@ def cross_entropy(
     if target.shape != input.shape or input.dim() == 0:
         _check_classes(name, x, target, weight)
         log_p = _softmax(x, True)
-        return _loss(log_p, target, weight, ignore_index, reduction, label_smoothing)
+        return _loss(name, log_p, target, weight, ignore_index, reduction, label_smoothing)
     if not target.is_floating_point():
         raise RuntimeError(
             f"{full_name(name)}: target is {target.dtype} in input's shape, {tuple(input.shape)}; "
@@ -135,7 +135,7 @@ def nll_loss(
     name = "nll_loss"
     x, weight, reduction = _arguments(name, input, target, weight, size_average, reduce, reduction)
     _check_classes(name, x, target, weight)
-    return _loss(x, target, weight, ignore_index, reduction)
+    return _loss(name, x, target, weight, ignore_index, reduction)
 
 
 def selective_log_softmax(logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -248,25 +248,22 @@ def _check_classes(function, x, target, weight):
 # --- losses --------------------------------------------------------------------------------------
 
 
-def _loss(log_p, target, weight, ignore_index, reduction, smoothing=0.0):
+def _loss(function, log_p, target, weight, ignore_index, reduction, smoothing=0.0):
     """The loss of classes, from their logarithms in the last dimension of log_p."""
     counts = target != ignore_index
     target = torch.where(counts, target, 0).long()
-    losses = -widened(_select(full_name("nll_loss"), "target", log_p, target[..., None])[..., 0])
-    total = None
+    losses = -widened(_select(full_name(function), "target", log_p, target[..., None])[..., 0])
+    weights = counts
     if weight is not None:
         weight = widened(weight.detach())
-        of_target = weight[target]
-        losses = losses * of_target
+        weights = torch.where(counts, weight[target], 0)
+        losses = losses * weights
     if smoothing > 0:
         of_all = widened(log_p) if weight is None else widened(log_p) * weight
         shared = reductions.sum(of_all, -1) * (smoothing / log_p.shape[-1])
         losses = losses * (1 - smoothing) - shared
     losses = torch.where(counts, losses, 0)
-    if reduction == "mean":
-        total = (
-            counts.sum() if weight is None else reductions.sum(torch.where(counts, of_target, 0))
-        )
+    total = reductions.sum(weights) if reduction == "mean" else None
     return _reduced(losses, total, reduction).to(log_p.dtype)
 
 
