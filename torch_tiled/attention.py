@@ -20,6 +20,9 @@ def register(name: str = "torch_tiled") -> None:
     fp16x3 there, and no heads are copied. It is transformers' "sdpa" otherwise, and also with
     dropout, with a bias of positions (as T5 has) and for output_attentions.
 
+    A prompt has the same bits alone, in a batch that is padded on either side, and packed by
+    continuous batching, which takes no name but "sdpa": pass that.
+
     Args:
         name: of the implementation; one of this name is replaced.
 
