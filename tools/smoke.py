@@ -122,7 +122,7 @@ def attention() -> None:
 def reductions() -> None:
     ours, theirs = torch_tiled.nn.functional, torch.nn.functional
     x, target, weight = draw(5, 6), torch.tensor([0, 5, 1, -100, 2], device=DEVICE), draw(6)
-    for name in ("softmax", "log_softmax", "logsumexp", "sum", "mean"):
+    for name in ("softmax", "log_softmax", "logsumexp", "sum", "mean", "cumsum"):
         close(getattr(ours, name)(x, 0), getattr(torch, name)(x, 0))
     close(ours.layer_norm(x, (6,), weight, weight), theirs.layer_norm(x, (6,), weight, weight))
     close(ours.rms_norm(x, (6,), weight), theirs.rms_norm(x, (6,), weight))

@@ -79,8 +79,9 @@ def relative(alone: torch.Tensor, rows: torch.Tensor) -> float:
     a, b = alone.to(wide), rows.to(wide)
     same = (a == b) | (a.isnan() & b.isnan())
     difference = (a - b).abs().masked_fill(same, 0).nan_to_num(torch.inf)
-    largest = a.abs().nan_to_num(0, posinf=0).max()
-    return (difference.max() / largest).item() if difference.any() else 0.0
+    if not difference.any():  # or there is no element
+        return 0.0
+    return (difference.max() / a.abs().nan_to_num(0, posinf=0).max()).item()
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:

@@ -41,6 +41,22 @@ int64_t columns_of(const Tensor& x) { return x.size(x.dim() - 1); }
 
 Shape shape_of_rows(const Tensor& x) { return Shape(x.sizes().begin(), x.sizes().end() - 1); }
 
+std::optional<ColumnsOperand> columns_operand(const Tensor& x) {
+  const int64_t last = x.dim() - 1;
+  if (x.numel() == 0 || x.size(last) == 1 || x.stride(last) == 1) return std::nullopt;
+  ColumnsOperand found;
+  int64_t d = last - 1;
+  for (; d >= 0 && (x.size(d) == 1 || x.stride(d) == found.count); --d) found.count *= x.size(d);
+  if (found.count == 1) return std::nullopt;
+  for (; d >= 0; --d) {
+    if (x.size(d) == 1) continue;
+    if (found.batch == 1) found.batch_pitch = x.stride(d);
+    if (x.stride(d) != found.batch * found.batch_pitch) return std::nullopt;
+    found.batch *= x.size(d);
+  }
+  return found;
+}
+
 RowOperand::RowOperand(const Tensor& x) : memory(x) {
   std::optional<int64_t> pitch = pitch_of(x);
   if (!pitch) {

@@ -1,6 +1,8 @@
 #pragma once
 // Tensors as rows along their last dimension, for reductions.
 
+#include <optional>
+
 #include "binding/tensors.h"
 #include "core/rows.h"
 
@@ -20,5 +22,13 @@ struct RowOperand {
 
   explicit RowOperand(const Tensor& x);
 };
+
+// Rows that are adjacent columns of a tensor's memory, in `batch` matrices of `count` columns.
+struct ColumnsOperand {
+  int64_t batch = 1, batch_pitch = 0, count = 1;
+};
+
+// Returns how x, of any strides, is such columns, or nothing if it is not.
+std::optional<ColumnsOperand> columns_operand(const Tensor& x);
 
 }  // namespace tiled

@@ -17,6 +17,25 @@ namespace {
 
 // --- launches ------------------------------------------------------------------------------------
 
+#ifdef TORCH_TILED_WITH_CUDA
+// Returns the sums or means of rows that are columns of x's memory.
+Tensor sum_columns(const char* op, const Tensor& x, const ColumnsOperand& columns, bool is_mean) {
+  Tensor out = allocate(op, shape_of_rows(x), x.scalar_type(), x);
+  const ColumnsProblem p{.is_mean = is_mean,
+                         .dtype = *supported(x.scalar_type()),
+                         .batch = columns.batch,
+                         .rows = columns_of(x),
+                         .columns = columns.count,
+                         .x = data_of(x),
+                         .batch_pitch = columns.batch_pitch,
+                         .row_pitch = x.stride(x.dim() - 1),
+                         .out = out.mutable_data_ptr()};
+  Launches launches(op, x);
+  if (!cuda::launch_sum_columns(p, launches.context)) launches.fail_for_memory();
+  return out;
+}
+#endif
+
 // Returns the result of checked rows, of this shape.
 Tensor reduce(const char* op, RowsOp kind, const Tensor& x, const Shape& shape) {
   Tensor out = allocate(op, shape, x.scalar_type(), x);
@@ -60,6 +79,11 @@ Tensor row_logsumexp(const Tensor& x) {
 Tensor row_sum(const Tensor& x, bool is_mean) {
   constexpr const char* kOp = "tiled::_row_sum";
   check_rows(kOp, {"x", x});
+#ifdef TORCH_TILED_WITH_CUDA
+  if (x.is_cuda()) {
+    if (const auto columns = columns_operand(x)) return sum_columns(kOp, x, *columns, is_mean);
+  }
+#endif
   return reduce(kOp, is_mean ? RowsOp::kMean : RowsOp::kSum, x, shape_of_rows(x));
 }
 

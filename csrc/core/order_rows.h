@@ -9,11 +9,12 @@
 // is the chunk's sum. The sums of more than one chunk are a row that is summed likewise. So zeros
 // after the last element change no bit, unless all products of a sum underflow to -0.
 //
-// The sum of a column over rows, for the gradient of a weight: the rows of a chunk of kChunk are
-// added to +0, ascending, and then the sums of the chunks, ascending.
+// The sum of a column over rows, for the gradient of a weight: S of each kChunk rows, and these
+// sums are added to +0, ascending.
 //
-//   softmax        y_i = exp_of(x_i - m) / L, with m the largest x_i and L = S(exp_of(x_i - m));
-//                  log: y_i = (x_i - m) - log_of(L). logsumexp: m + log_of(L), or m if it is Inf
+//   softmax        y_i = exp_of(x_i - m) * (1 / L), with m the largest x_i and
+//                  L = S(exp_of(x_i - m)); log: y_i = (x_i - m) - log_of(L). logsumexp:
+//                  m + log_of(L), or m if it is Inf
 //   its gradient   y_i * (g_i - S(g y)); log: g_i - exp_of(y_i) * S(g), by an FMA
 //   layer norm     mean = S(x) / n, inverse = 1 / sqrt(S(d d) / n + eps) with d_i = x_i - mean,
 //                  y_i = (d_i * inverse) * w_i + b_i, by an FMA

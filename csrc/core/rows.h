@@ -24,6 +24,17 @@ struct RowsProblem {
   void* out = nullptr;
 };
 
+// Sums or means over the rows of (batch, rows, columns), whose columns are adjacent. `out`, (batch,
+// columns), is contiguous.
+struct ColumnsProblem {
+  bool is_mean = false;
+  DType dtype = DType::kFloat32;
+  int64_t batch = 0, rows = 0, columns = 0;
+  const void* x = nullptr;
+  int64_t batch_pitch = 0, row_pitch = 0;
+  void* out = nullptr;
+};
+
 // The gradient of x, from that of y = softmax(x), or of its logarithm. It is contiguous.
 struct SoftmaxBackward {
   bool is_log = false;

@@ -6,6 +6,7 @@
 #include "cpu/norms.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -112,7 +113,19 @@ void find_dx(const NormBackward& p, int64_t begin, int64_t end) {
 
 // --- Columns -------------------------------------------------------------------------------------
 
-constexpr int64_t kColumns = 128;  // that a thread sums at once
+constexpr int64_t kColumns = 64;  // that a thread sums at once
+
+// A part's sums of columns, for each part.
+template <typename A>
+using PartsOfColumns = std::array<A[kColumns], rows::kParts>;
+
+// Replaces the sums of part 0 by those of all parts.
+template <typename A>
+void join_parts(PartsOfColumns<A>& parts) {
+  for (int width = rows::kParts / 2; width > 0; width /= 2) {
+    for (int j = 0; j < width; ++j) add_terms(parts[j + width], kColumns, parts[j]);
+  }
+}
 
 // The sums of a chunk of rows, for up to kColumns columns.
 template <typename T>
@@ -121,18 +134,21 @@ void sum_columns(const NormBackward& p, int64_t chunk, int64_t first, accumulato
   using A = accumulator_t<T>;
   const int64_t count = std::min(kColumns, p.columns - first);
   const int64_t end = std::min((chunk + 1) * rows::kChunk, p.rows);
-  A dy[kColumns], h[kColumns], weight_sums[kColumns] = {}, bias_sums[kColumns] = {};
+  A dy[kColumns], h[kColumns];
+  PartsOfColumns<A> weight_sums = {}, bias_sums = {};
   for (int64_t row = chunk * rows::kChunk; row < end; ++row) {
+    const int64_t part = row % rows::kParts;
     widen_row(static_cast<const T*>(p.dy.data) + row * p.dy.pitch + first, count, dy);
-    if (p.dbias != nullptr) add_terms(dy, count, bias_sums);
+    if (p.dbias != nullptr) add_terms(dy, count, bias_sums[part]);
     if (p.dweight == nullptr) continue;
     const A mean = p.mean == nullptr ? A(0) : static_cast<const A*>(p.mean)[row];
     widen_row(static_cast<const T*>(p.x.data) + row * p.x.pitch + first, count, h);
     shift_and_scale(h, count, mean, static_cast<const A*>(p.inverse)[row]);
-    add_products(dy, h, count, weight_sums);
+    add_products(dy, h, count, weight_sums[part]);
   }
-  if (p.dweight != nullptr) std::copy_n(weight_sums, count, of_weight + first);
-  if (p.dbias != nullptr) std::copy_n(bias_sums, count, of_bias + first);
+  join_parts(weight_sums), join_parts(bias_sums);
+  if (p.dweight != nullptr) std::copy_n(weight_sums[0], count, of_weight + first);
+  if (p.dbias != nullptr) std::copy_n(bias_sums[0], count, of_bias + first);
 }
 
 // Adds the sums of chunks, (chunks, columns), and stores them.

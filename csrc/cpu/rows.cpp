@@ -43,8 +43,8 @@ SIMD void add_exponentials(const T* __restrict x, int64_t count, accumulator_t<T
 }
 template <typename T>
 SIMD void write_softmax(const T* __restrict x, int64_t count, accumulator_t<T> m,
-                        accumulator_t<T> sum, T* __restrict out) {
-  for (int64_t i = 0; i < count; ++i) out[i] = narrow<T>(exp_of(widen(x[i]) - m) / sum);
+                        accumulator_t<T> by, T* __restrict out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = narrow<T>(exp_of(widen(x[i]) - m) * by);
 }
 template <typename T>
 SIMD void write_log_softmax(const T* __restrict x, int64_t count, accumulator_t<T> m,
@@ -81,7 +81,7 @@ void reduce_row(const RowsProblem& p, int64_t row) {
   const A sum = sum_row<A>(
       n, [&](int64_t i, int64_t count, A* parts) { add_exponentials(x + i, count, m, parts); });
   if (p.op == RowsOp::kSoftmax) {
-    write_softmax(x, n, m, sum, out + row * n);
+    write_softmax(x, n, m, A(1) / sum, out + row * n);
   } else if (p.op == RowsOp::kLogSoftmax) {
     write_log_softmax(x, n, m, log_of(sum), out + row * n);
   } else {

@@ -13,10 +13,8 @@ def sum_columns(x, y=None):
     """The sum over rows of x, or of x y by FMAs."""
     total = np.zeros(x.shape[1], x.dtype)
     for first in range(0, len(x), CHUNK):
-        part = np.zeros_like(total)
-        for row in range(first, min(first + CHUNK, len(x))):
-            part = part + x[row] if y is None else fma(x[row], y[row], part)
-        total = total + part
+        chunk = slice(first, first + CHUNK)
+        total = total + sum_row(x[chunk].T, None if y is None else y[chunk].T)
     return total
 
 

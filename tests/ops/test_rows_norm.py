@@ -205,12 +205,16 @@ def test_nan_and_inf_are_where_pytorch_has_them(device, columns, value, dtype):
     x[1, columns // 2] = value
     x[2, 0], x[2, -1] = value, -value
     shape = (columns,)
+
+    def rms_norm(x, weight):  # PyTorch's on a GPU makes the whole row NaN for some lengths
+        return torch.nn.functional.rms_norm(x.cpu(), shape, weight.cpu(), EPS).to(device)
+
     for found, expected in (
         (
             norm(x, weight, bias, EPS, True)[0],
             torch.nn.functional.layer_norm(x, shape, weight, bias),
         ),
-        (norm(x, weight, None, EPS, False)[0], torch.nn.functional.rms_norm(x, shape, weight, EPS)),
+        (norm(x, weight, None, EPS, False)[0], rms_norm(x, weight)),
     ):
         assert torch.equal(found.isnan(), expected.isnan())
         assert torch.equal(found.isinf(), expected.isinf())
@@ -247,7 +251,7 @@ def bounds(dy, x, weight, bias, centered, u, u_out):
     error_inner = error_g + error_h * mean_gh.abs() + h.abs() * error_gh
     error_inner = error_inner + 2 * u * (g.abs() + mean_g.abs() + (h * mean_gh).abs())
     dx = inner * inverse
-    chain = min(rows, 1024) + math.ceil(rows / 1024)
+    chain = 8 + 7 + math.ceil(rows / 1024)  # roundings of a column's sum
     found = (
         (y, error_h * weight.abs() + u_out * y.abs()),
         (dx, error_inner * inverse + dx.abs() * error_inverse + u_out * dx.abs()),

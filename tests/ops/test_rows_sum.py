@@ -8,7 +8,7 @@ import torch
 from helpers import rows_specification as specification
 from helpers.needs import needs_cuda
 from helpers.reference import REAL, SMALLEST, U, assert_same, assert_within
-from helpers.rows import LAYOUTS, SIZES, assert_rows
+from helpers.rows import LAYOUTS, MANY, SIZES, assert_rows
 from helpers.thinning import each_value, pairwise
 
 from torch_tiled._op.namespace import operators
@@ -33,6 +33,37 @@ check = functools.partial(assert_rows, specified, row_sum)
 @pytest.mark.parametrize("columns", SIZES)
 def test_bits(device, poisoned, columns, dtype, layout, mean):
     check(device, [torch.randn(2, 3, columns, dtype=torch.float64).to(dtype)], mean, layout=layout)
+
+
+@pytest.mark.parametrize("columns", [1, 6, 64, 128])
+@pytest.mark.parametrize("dtype", REAL)
+def test_many_short_rows(device, poisoned, columns, dtype):
+    check(device, [torch.randn(MANY + 3, columns, dtype=torch.float64).to(dtype)], True)
+
+
+@pairwise
+@pytest.mark.parametrize("columns", [1, 2, 31, 128, 129, 1023, 1024, 1025, 5000])
+@pytest.mark.parametrize("shape", [(2, 40), (1, 33), (3, 5, 7)], ids=str)
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("dtype", REAL)
+def test_another_dimension(device, poisoned, columns, shape, mean, dtype):
+    """A sum over a dimension that is not the last one reads it in place on a GPU."""
+    x = torch.randn(shape[0], columns, *shape[1:], dtype=torch.float64).to(dtype).to(device)
+    found = row_sum(x.movedim(1, -1), mean)
+    assert_same(found, row_sum(x.movedim(1, -1).contiguous(), mean))
+
+
+def test_another_long_dimension(device, poisoned):
+    x = torch.randn(2**20 + 5000, 3, device=device)
+    assert_same(row_sum(x.T, True), row_sum(x.T.contiguous(), True))
+
+
+@needs_cuda
+def test_no_memory_for_sums_of_another_dimension():
+    x = torch.ones(64, device="cuda").expand(2**45, 64)
+    with pytest.raises(torch.OutOfMemoryError, match="tiled::_row_sum: out of memory"):
+        row_sum(x.T, False)
+    assert (row_sum(x[:2000].T, False) == 2000).all()
 
 
 @pytest.mark.parametrize("columns", [2**20 + 1, 2**21 + 5000])

@@ -37,6 +37,7 @@ FUNCTIONS = {
     "logsumexp": (functools.partial(ours.logsumexp, dim=-1),),
     "sum": (functools.partial(ours.sum, dim=-1),),
     "mean": (functools.partial(ours.mean, dim=-1, keepdim=True),),
+    "cumsum": (functools.partial(ours.cumsum, dim=-1),),
     "layer_norm": (lambda x, *params: ours.layer_norm(x, (12,), *params), (12,), (12,)),
     "layer_norm, bare": (lambda x: ours.layer_norm(x, (12,)),),
     "rms_norm": (lambda x, weight: ours.rms_norm(x, (12,), weight), (12,)),

@@ -70,7 +70,8 @@ def register(library):
         *(linear.default, linear.prepared, operators.grouped_mm.default),
         *(operators.attention.default, operators.attention_packed.default),
         *(operators._row_softmax.default, operators._row_logsumexp.default),
-        *(operators._row_sum.default, operators._row_norm.default, operators.prepare.default),
+        *(operators._row_sum.default, operators._row_cumsum.default, operators._row_norm.default),
+        operators.prepare.default,
     )
     for op in overloads:
         for key in _REFUSED_KEYS:

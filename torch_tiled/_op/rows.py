@@ -1,4 +1,4 @@
-"""Reductions of rows, softmax, logsumexp, sums and norms: their derivatives, and vmap.
+"""Reductions of rows, softmax, logsumexp, sums, running sums and norms: derivatives and vmap.
 
 A kernel computes a gradient, and a row's bits do not depend on the batch. If something may
 differentiate the gradient, a composite of the same operators computes it, which has derivatives of
@@ -25,6 +25,7 @@ from .sharding import register_if_needed
 
 _softmax = operators._row_softmax.default
 _sum = operators._row_sum.default
+_cumsum = operators._row_cumsum.default
 
 
 def _total(x):
@@ -136,6 +137,29 @@ class Sum(SingleLevelFunction):
     def jvp(ctx, _, __, tangent):
         with set_forward_ad_enabled(True):
             return _sum(tangent, ctx.options["mean"])
+
+
+class CumSum(SingleLevelFunction):
+    """The running sums of a row. Those of the gradient run the other way."""
+
+    @staticmethod
+    def forward(below, options, x):
+        return below(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, options, _ = inputs
+        ctx.reverse = options["reverse"]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, None, None if grad is None else _cumsum(grad, not ctx.reverse)
+
+    @staticmethod
+    def jvp(ctx, _, __, tangent):
+        with set_forward_ad_enabled(True):
+            return _cumsum(tangent, ctx.reverse)
 
 
 class Norm(SingleLevelFunction):
@@ -268,9 +292,10 @@ def register(library):
         ("_row_softmax", Softmax, "log"),
         ("_row_logsumexp", LogSumExp),
         ("_row_sum", Sum, "mean"),
+        ("_row_cumsum", CumSum, "reverse"),
         ("_row_norm", Norm, "eps", "centered"),
     ):
         library.impl(name, autograd_kernel(name, *given), "Autograd", with_keyset=True)
-    for name in ("_row_softmax", "_row_logsumexp", "_row_sum"):
+    for name in ("_row_softmax", "_row_logsumexp", "_row_sum", "_row_cumsum"):
         torch.library.register_vmap(f"{NAMESPACE}::{name}", _vmap_rows(name), lib=library)
     torch.library.register_vmap(f"{NAMESPACE}::_row_norm", _vmap_norm, lib=library)

@@ -233,6 +233,7 @@ def register():
         (operators._row_softmax_backward.default, _rows),
         (operators._row_logsumexp.default, _rows),
         (operators._row_sum.default, _rows),
+        (operators._row_cumsum.default, _rows),
         (operators._row_gather.default, _rows),
         (operators._row_scatter.default, _rows),
         (operators._row_norm.default, _row_norm),

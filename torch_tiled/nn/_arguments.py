@@ -6,11 +6,11 @@ from .._internals import autocast_active, has_kernel
 from .._op.row_checks import DTYPES
 from .._op.supported import PLAIN_TYPES, SIXTEEN_BIT
 
-# Functions of which autocast casts the arguments to float32. PyTorch's cross_entropy casts inside
-# of it on CUDA.
+# Functions of which autocast casts the arguments to float32. PyTorch's list for CUDA does not have
+# the last two, but log_softmax, which they call.
 _CAST_ON_CUDA = {
     *("softmax", "log_softmax", "logsumexp", "sum", "cumsum"),
-    *("layer_norm", "group_norm", "nll_loss", "cross_entropy"),
+    *("layer_norm", "group_norm", "nll_loss", "cross_entropy", "selective_log_softmax"),
 }
 if has_kernel("aten::rms_norm", "AutocastCUDA"):  # not that of torch 2.11
     _CAST_ON_CUDA.add("rms_norm")
@@ -74,7 +74,7 @@ def dimensions(function, dim, rank):
         return list(range(rank))
     given = dim if isinstance(dim, (tuple, list)) else (dim,)
     named = [dimension(function, each, rank) for each in given]
-    dims = [i for i in range(max(rank, 1)) if i in named]
+    dims = [i for i in range(max(rank, 1)) if any(i == each for each in named)]
     if len(dims) < len(named):
         raise RuntimeError(
             f"{full_name(function)}: dim is {tuple(given)}, which names a dimension twice; name "

@@ -14,10 +14,11 @@ from .._op.namespace import operators
 from .._op.supported import PLAIN_TYPES, is_hopper, is_supported, why_unsupported
 from .losses import cross_entropy, nll_loss, selective_log_softmax
 from .norms import group_norm, layer_norm, rms_norm
-from .reductions import log_softmax, logsumexp, mean, softmax, sum
+from .reductions import cumsum, log_softmax, logsumexp, mean, softmax, sum
 
 __all__ = [
     "cross_entropy",
+    "cumsum",
     "group_norm",
     "layer_norm",
     "log_softmax",

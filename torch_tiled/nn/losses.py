@@ -165,7 +165,7 @@ def selective_log_softmax(logits: torch.Tensor, index: torch.Tensor) -> torch.Te
         torch.Size([2, 5])
     """
     name = full_name("selective_log_softmax")
-    x = operand("log_softmax", logits, name="logits")
+    x = operand("selective_log_softmax", logits, name="logits")
     if not isinstance(index, torch.Tensor):
         raise TypeError(f"{name}: index is of type {type(index).__name__}; pass a tensor")
     if index.dtype != torch.int64:

@@ -1,4 +1,4 @@
-"""softmax, log_softmax, logsumexp, sum and mean with sums of a fixed order."""
+"""softmax, log_softmax, logsumexp, sum, mean and cumsum with sums of a fixed order."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,12 @@ from .._op.namespace import operators
 from .._op.sharding import gather_from
 from ._arguments import dimension, dimensions, full_name, operand
 
-__all__ = ["log_softmax", "logsumexp", "mean", "softmax", "sum"]
+__all__ = ["cumsum", "log_softmax", "logsumexp", "mean", "softmax", "sum"]
 
 _softmax = entry_points(operators._row_softmax.default)
 _logsumexp = entry_points(operators._row_logsumexp.default)
 _sum = entry_points(operators._row_sum.default)
+_cumsum = entry_points(operators._row_cumsum.default)
 
 
 def _along(function, entries, x, dim, **options):
@@ -199,6 +200,31 @@ def mean(
         torch.Size([1, 3, 1])
     """
     return _over("mean", _sum, operand("mean", input, dtype), dim, keepdim, mean=True)
+
+
+def cumsum(input: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """torch.cumsum in a fixed order.
+
+    The bits of a sum depend on the numbers up to its own and their places in the row alone.
+
+    Args:
+        input: as for softmax. The sums of integers and torch.bool, which are exact, are PyTorch's.
+        dim: the dimension along which input is summed.
+        dtype: the dtype to which input is cast first.
+
+    Returns:
+        input's shape, contiguous; of input's dtype or of `dtype`, or of torch.int64 for integers.
+
+    Raises:
+        IndexError, RuntimeError, TypeError, torch.OutOfMemoryError: as softmax does.
+
+    Examples:
+        >>> torch_tiled.nn.functional.cumsum(torch.ones(4), 0)
+        tensor([1., 2., 3., 4.])
+    """
+    if isinstance(input, torch.Tensor) and not _is_inexact(dtype or input.dtype):
+        return torch.cumsum(input, dim, dtype=dtype)
+    return _along("cumsum", _cumsum, operand("cumsum", input, dtype), dim, reverse=False)
 
 
 def _is_inexact(dtype):

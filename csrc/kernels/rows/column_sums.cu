@@ -1,17 +1,16 @@
 // The gradients of a norm's weight and bias: sums of columns.
 //
-// Idea:  A warp has 32 columns of a chunk of 1024 rows, a lane each. The sum of a column is one
-//        chain, so a lane loads its elements of 32 rows (16 of float64) before it adds them. A
-//        second kernel adds the sums of chunks, if there are several.
-// Limit: latency, unless there are many columns or chunks; then memory's bandwidth.
+// Idea:  A block sums 32 columns of a chunk of 1024 rows (column_chunk.cuh). A second kernel adds
+//        the sums of chunks, ascending, if there are several.
+// Limit: memory; latency, if there are few columns and chunks.
 
 #include <cstdint>
-#include <span>
 
 #include "kernels/common/launch.h"
 #include "kernels/common/workspace.h"
+#include "kernels/rows/column_chunk.cuh"
 #include "kernels/rows/norms_launch.h"
-#include "kernels/rows/sum.cuh"
+#include "kernels/rows/params.cuh"
 #include "ptx/pdl.cuh"
 
 namespace tiled::cuda::rows {
@@ -24,70 +23,57 @@ struct ChunkSums {
   A* of_bias = nullptr;
 };
 
-// Stores the gradient of a weight or of a bias, which has T, or float32 if is_wide.
-template <typename T, typename A = accumulator_t<T>>
-__device__ void store_param(void* to, int64_t column, A value, bool is_wide) {
-  if constexpr (sizeof(T) == 2) {
-    if (is_wide) {
-      static_cast<float*>(to)[column] = value;
-      return;
-    }
-  }
-  static_cast<T*>(to)[column] = narrow<T>(value);
-}
-
 template <typename T>
-__global__ void __launch_bounds__(kWarp)
+__global__ void __launch_bounds__(kColumnThreads, sizeof(T) == 8 ? 1 : 2)
     column_sums_kernel(const __grid_constant__ NormBackward p,
                        const ChunkSums<accumulator_t<T>> sums, int64_t first_block) {
   using A = accumulator_t<T>;
-  // Rows that are loaded at once; lane i loads the mean and the inverse deviation of row i.
-  constexpr int kRows = sizeof(T) == 8 ? kWarp / 2 : kWarp;
+  struct Loaded {
+    T dy, x;
+  };
+  __shared__ ColumnSmem<A, 2> smem;
   ptx::pdl_launch_dependents();
   ptx::pdl_wait();
   const int64_t block = first_block + blockIdx.x, blocks_of_chunk = ceil_div(p.columns, kWarp);
   const int64_t chunk = block / blocks_of_chunk;
-  const int lane = static_cast<int>(threadIdx.x);
-  const int64_t column = (block - chunk * blocks_of_chunk) * kWarp + lane;
+  const int64_t column = (block - chunk * blocks_of_chunk) * kWarp + lane_index();
+  const int64_t first_row = chunk * order::kChunk;
   const bool has_column = column < p.columns, needs_weight = p.dweight != nullptr;
-  const T* x = static_cast<const T*>(p.x.data) + column;
-  const T* dy = static_cast<const T*>(p.dy.data) + column;
-  const int64_t end = min((chunk + 1) * order::kChunk, p.rows);
-  A of_weight = 0, of_bias = 0;
-  for (int64_t first = chunk * order::kChunk; first < end; first += kRows) {
-    const int rows = static_cast<int>(min(end - first, int64_t{kRows}));
-    T x_of_row[kRows] = {}, dy_of_row[kRows] = {};
-    A lane_mean = 0, lane_inverse = 0;
-    UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      if (!has_column || i >= rows) continue;
-      dy_of_row[i] = dy[(first + i) * p.dy.pitch];
-      if (needs_weight) x_of_row[i] = x[(first + i) * p.x.pitch];
+  const T* x = static_cast<const T*>(p.x.data) + first_row * p.x.pitch + column;
+  const T* dy = static_cast<const T*>(p.dy.data) + first_row * p.dy.pitch + column;
+  const int count = static_cast<int>(min(p.rows - first_row, int64_t{order::kChunk}));
+  A lane_mean = 0, lane_inverse = 0;  // those of the lane's row, of the rows that are added next
+  const auto prepare = [&](int first) {
+    const int row = first + lane_index() * kColumnWarps;
+    if (!needs_weight || lane_index() >= kRowsAtOnce || row >= count) return;
+    if (p.mean != nullptr) lane_mean = static_cast<const A*>(p.mean)[first_row + row];
+    lane_inverse = static_cast<const A*>(p.inverse)[first_row + row];
+  };
+  const auto load = [&](int row) {
+    Loaded loaded = {};
+    if (!has_column) return loaded;
+    loaded.dy = dy[row * p.dy.pitch];
+    if (needs_weight) loaded.x = x[row * p.x.pitch];
+    return loaded;
+  };
+  const auto add = [&](const Loaded& loaded, int i, A(&parts)[2][kRowsAtOnce]) {
+    const A mean = __shfl_sync(~0u, lane_mean, i), inverse = __shfl_sync(~0u, lane_inverse, i);
+    const A gradient = widen(loaded.dy), h = (widen(loaded.x) - mean) * inverse;
+    parts[0][i] = fused_multiply_add(gradient, h, parts[0][i]);
+    parts[1][i] += gradient;
+  };
+  A of_chunk[2];
+  sum_columns(count, prepare, load, add, smem, of_chunk);
+  if (warp_index() != 0 || !has_column) return;
+  const auto store = [&](A* sums_of_chunks, void* gradient, A sum) {
+    if (sums_of_chunks != nullptr) {
+      sums_of_chunks[chunk * p.columns + column] = sum;
+    } else if (gradient != nullptr) {
+      store_param<T>(gradient, column, A(0) + sum, p.wide_params);
     }
-    if (needs_weight && lane < rows) {
-      if (p.mean != nullptr) lane_mean = static_cast<const A*>(p.mean)[first + lane];
-      lane_inverse = static_cast<const A*>(p.inverse)[first + lane];
-    }
-    UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      const A mean = __shfl_sync(~0u, lane_mean, i), inverse = __shfl_sync(~0u, lane_inverse, i);
-      if (i >= rows) continue;
-      const A gradient = widen(dy_of_row[i]);
-      of_weight = fused_multiply_add(gradient, (widen(x_of_row[i]) - mean) * inverse, of_weight);
-      of_bias += gradient;
-    }
-  }
-  if (!has_column) return;
-  if (sums.of_weight != nullptr) {
-    sums.of_weight[chunk * p.columns + column] = of_weight;
-  } else if (needs_weight) {
-    store_param<T>(p.dweight, column, of_weight, p.wide_params);
-  }
-  if (sums.of_bias != nullptr) {
-    sums.of_bias[chunk * p.columns + column] = of_bias;
-  } else if (p.dbias != nullptr) {
-    store_param<T>(p.dbias, column, of_bias, p.wide_params);
-  }
+  };
+  store(sums.of_weight, p.dweight, of_chunk[0]);
+  store(sums.of_bias, p.dbias, of_chunk[1]);
 }
 
 // --- Adding the sums of chunks, each thread those of a column ------------------------------------
@@ -150,7 +136,7 @@ bool launch(const NormBackward& p, const Context& context) {
     sums = take_buffers(workspace);
   }
   for_grids(chunks * ceil_div(p.columns, kWarp), [&](int64_t first, unsigned blocks) {
-    launch_pdl(column_sums_kernel<T>, blocks, kWarp, 0, context, p, sums, first);
+    launch_pdl(column_sums_kernel<T>, blocks, kColumnThreads, 0, context, p, sums, first);
   });
   if (chunks == 1) return true;
   for_grids(ceil_div(p.columns, kAddThreads), [&](int64_t first, unsigned blocks) {

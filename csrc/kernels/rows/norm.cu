@@ -1,111 +1,117 @@
 // Layer norm and RMS norm over the last dimension.
 //
-// Idea:  A row of up to 1024 elements is a warp's, which keeps it in registers. A longer one is a
-//        block's: each warp has some of its chunks, and keeps one in registers, which is all if the
-//        row has no more chunks than warps.
-// Limit: memory's bandwidth. A row of more than 8192 elements is read three times, mostly from
-//        caches.
+// Idea:  A row stays in the registers of the warps that share it (row.cuh), which sum it, then the
+//        squares of its deviations.
+// Limit: memory; and of few rows the latency of two exchanges. Rows of more than 64 chunks are read
+//        three times, mostly from L2.
 
 #include <cstdint>
 
-#include "kernels/common/launch.h"
-#include "kernels/rows/norm_chunk.cuh"
 #include "kernels/rows/norms_launch.h"
+#include "kernels/rows/params.cuh"
+#include "kernels/rows/row.cuh"
 #include "ptx/pdl.cuh"
 
 namespace tiled::cuda {
 namespace rows {
 namespace {
 
-template <typename T, bool kIsShort>
-__global__ void __launch_bounds__(RowWarps<accumulator_t<T>, kIsShort>::kThreads, 2)
-    norm_kernel(const __grid_constant__ NormProblem p, int64_t first_block, bool is_aligned) {
+template <typename T, class Scope>
+__global__ void __launch_bounds__(Scope::kThreads)
+    norm_kernel(const __grid_constant__ NormProblem p, const Division division) {
   using A = accumulator_t<T>;
-  using Warps = RowWarps<A, kIsShort>;
-  __shared__ typename Warps::Smem smem;
+  constexpr int kRows = Scope::kRows, kSteps = Scope::kSteps;
+  __shared__ typename Scope::template Smem<A> smem;
+  Scope scope(division, smem);
   ptx::pdl_launch_dependents();
   ptx::pdl_wait();
-  const Warps warps(smem);
-  const int64_t row = (first_block + blockIdx.x) * Warps::kRows + warps.row;
-  if (row >= p.rows) return;  // a whole warp, and a whole block if its warps share a row
-  const T* x_row = static_cast<const T*>(p.x.data) + row * p.x.pitch;
-  T* y_row = static_cast<T*>(p.y) + row * p.columns;
+  if (scope.first_row >= division.rows) return;  // a whole warp
 
-  A x[kSteps][kVector];
-  int64_t chunk_in_x = -1;
-  const auto load = [&](int64_t chunk, const LaneOfChunk& lane) {
-    if (chunk == chunk_in_x) return;
-    chunk_in_x = chunk;
+  A x[kRows][kSteps][kVector], sums[kRows][1], mean[kRows] = {}, inverse[kRows];
+  const auto load = [&](int64_t chunk) {
     UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      load_vector(x_row + lane.at(step), lane.left_at(step), is_aligned, x[step]);
+    for (int r = 0; r < kRows; ++r) {
+      scope.template row<T>(division, p.x, r).load(chunk, A(0), x[r]);
     }
   };
-
-  A mean = 0;
-  if (p.centered) {
-    const A sum = warps.sum(p.columns, [&](int64_t chunk) {
-      const LaneOfChunk lane(chunk, p.columns);
-      load(chunk, lane);
-      return sum_lanes<A>(lane, [&](A& part, int step, int i) { part += x[step][i]; });
-    });
-    mean = order::mean_of(sum, p.columns);
+  const bool is_centered = p.centered;
+  if (is_centered) {
+    scope.template sum<0>(
+        smem,
+        [&](int64_t chunk, auto& parts) {
+          load(chunk);
+          for_elements<kRows, kSteps>(
+              scope.count(chunk), [&](int r, int step, int i) { parts[r][0][i] += x[r][step][i]; });
+        },
+        sums);
+    UNROLL
+    for (int r = 0; r < kRows; ++r) mean[r] = order::mean_of(sums[r][0], p.columns);
   }
-  const A squares = warps.sum(p.columns, [&](int64_t chunk) {
-    const LaneOfChunk lane(chunk, p.columns);
-    load(chunk, lane);
-    return sum_lanes<A>(lane, [&](A& part, int step, int i) {
-      const A deviation = x[step][i] - mean;
-      part = fused_multiply_add(deviation, deviation, part);
-    });
-  });
-  const A inverse = order::inverse_of(squares, p.columns, p.eps);
-  if (warps.first_chunk == 0 && threadIdx.x % kWarp == 0) {
-    if (p.centered) static_cast<A*>(p.mean)[row] = mean;
-    static_cast<A*>(p.inverse)[row] = inverse;
+  scope.template sum<1>(
+      smem,
+      [&](int64_t chunk, auto& parts) {
+        if (!Scope::kIsHeld || !is_centered) load(chunk);
+        const int first = lane_index() * kVector, count = scope.count(chunk);
+        for_elements<kRows, kSteps>(count, [&](int r, int step, int i) {
+          A& element = x[r][step][i];
+          element -= mean[r];
+          const bool exists = first + step * order::kParts + i < count;
+          const A deviation = exists ? element : A(0);
+          parts[r][0][i] = fused_multiply_add(deviation, deviation, parts[r][0][i]);
+        });
+      },
+      sums);
+  UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    inverse[r] = order::inverse_of(sums[r][0], p.columns, p.eps);
+    const int64_t row = scope.first_row + r;
+    if (!scope.is_first_lane() || row >= division.rows) continue;
+    if (is_centered) static_cast<A*>(p.mean)[row] = mean[r];
+    static_cast<A*>(p.inverse)[row] = inverse[r];
   }
 
-  const int64_t chunks = ceil_div(p.columns, order::kChunk);
-  for (int64_t chunk = warps.first_chunk; chunk < chunks; chunk += warps.count) {
-    const LaneOfChunk lane(chunk, p.columns);
-    load(chunk, lane);
+  scope.for_chunks([&](int64_t chunk) {
+    if (!Scope::kIsHeld) load(chunk);
+    const int64_t first = chunk * order::kChunk + lane_index() * kVector;
     UNROLL
     for (int step = 0; step < kSteps; ++step) {
-      const int64_t at = lane.at(step);
-      const int left = lane.left_at(step);
-      A weight[kVector], bias[kVector], y[kVector];
-      load_params<T>(p.weight, at, left, p.wide_params, is_aligned, order::kNoWeight<A>, weight);
-      load_params<T>(p.bias, at, left, p.wide_params, is_aligned, order::kNoBias<A>, bias);
+      const int64_t at = first + step * order::kParts;
+      const int left = static_cast<int>(min(p.columns - at, int64_t{kVector}));
+      if (left <= 0) break;
+      A weight[kVector], bias[kVector];
+      load_params<T>(p.weight, at, left, p.wide_params, division.is_vectorized, order::kNoWeight<A>,
+                     weight);
+      load_params<T>(p.bias, at, left, p.wide_params, division.is_vectorized, order::kNoBias<A>,
+                     bias);
       UNROLL
-      for (int i = 0; i < kVector; ++i) {
-        y[i] = order::normalized(x[step][i] - mean, inverse, weight[i], bias[i]);
+      for (int r = 0; r < kRows; ++r) {
+        const Row<T> y = scope.template row<T>(division, {p.y, p.columns}, r);
+        y.store_vector(at, [&](int i) {
+          const A deviation = Scope::kIsHeld ? x[r][step][i] : x[r][step][i] - mean[r];
+          return order::normalized(deviation, inverse[r], weight[i], bias[i]);
+        });
       }
-      store_vector(y_row + at, left, is_aligned, y);
     }
-  }
+  });
 }
 
-template <typename T, bool kIsShort>
+template <typename T>
 void launch(const NormProblem& p, const Context& context) {
-  using Warps = RowWarps<accumulator_t<T>, kIsShort>;
-  const bool is_aligned = is_vectorized<T>(p.x, p.columns) &&
-                          is_vectorized<T>({p.y, 0}, p.columns) &&
-                          are_params_aligned<T>(p.weight, p.columns, p.wide_params) &&
-                          are_params_aligned<T>(p.bias, p.columns, p.wide_params);
-  for_grids(ceil_div(p.rows, Warps::kRows), [&](int64_t first, unsigned blocks) {
-    launch_pdl(norm_kernel<T, kIsShort>, blocks, Warps::threads(p.columns), 0, context, p, first,
-               is_aligned);
-  });
+  const bool is_vectorized = rows::is_vectorized<T>(p.x, p.columns) &&
+                             rows::is_vectorized<T>({p.y, 0}, p.columns) &&
+                             are_params_vectorized<T>(p.weight, p.columns, p.wide_params) &&
+                             are_params_vectorized<T>(p.bias, p.columns, p.wide_params);
+  for_rows(p.rows, p.columns, is_vectorized, context,
+           [&]<class Scope>(unsigned blocks, unsigned cluster, int threads, const Division& d) {
+             launch_clusters_pdl(norm_kernel<T, Scope>, cluster, blocks, threads, 0, context, p, d);
+           });
 }
 
 }  // namespace
 }  // namespace rows
 
 void launch_norm(const NormProblem& p, const Context& context) {
-  with_element_type(p.dtype, [&]<typename T>() {
-    const bool is_short = p.columns <= rows::order::kChunk;
-    is_short ? rows::launch<T, true>(p, context) : rows::launch<T, false>(p, context);
-  });
+  with_element_type(p.dtype, [&]<typename T>() { rows::launch<T>(p, context); });
 }
 
 }  // namespace tiled::cuda

@@ -1,107 +1,104 @@
 // The gradient of a norm's rows.
 //
-// Idea:  As in norm.cu, a row is a warp's or a block's. In its registers a warp has a chunk of g,
-//        the gradient times the weight, and of h, the normalized elements.
-// Limit: memory's bandwidth. A row of more than 8192 elements is read three times, mostly from
-//        caches.
+// Idea:  As in norm.cu, a row stays in registers: g, the gradient times the weight, and h, the
+//        normalized elements. Both sums take one exchange.
+// Limit: memory. Rows of more than 64 chunks are read three times, mostly from L2.
 
 #include <cstdint>
 
-#include "kernels/common/launch.h"
-#include "kernels/rows/norm_chunk.cuh"
 #include "kernels/rows/norms_launch.h"
+#include "kernels/rows/params.cuh"
+#include "kernels/rows/row.cuh"
 #include "ptx/pdl.cuh"
 
 namespace tiled::cuda {
 namespace rows {
 namespace {
 
-template <typename T, bool kIsShort>
-__global__ void __launch_bounds__(RowWarps<accumulator_t<T>, kIsShort>::kThreads)
-    norm_backward_kernel(const __grid_constant__ NormBackward p, int64_t first_block,
-                         bool is_aligned) {
+template <typename T, class Scope>
+__global__ void __launch_bounds__(Scope::kThreads)
+    norm_backward_kernel(const __grid_constant__ NormBackward p, const Division division) {
   using A = accumulator_t<T>;
-  using Warps = RowWarps<A, kIsShort>;
-  __shared__ typename Warps::Smem smem;
+  constexpr int kRows = Scope::kRows, kSteps = Scope::kSteps;
+  __shared__ typename Scope::template Smem<A> smem;
+  Scope scope(division, smem);
   ptx::pdl_launch_dependents();
   ptx::pdl_wait();
-  const Warps warps(smem);
-  const int64_t row = (first_block + blockIdx.x) * Warps::kRows + warps.row;
-  if (row >= p.rows) return;  // a whole warp, and a whole block if its warps share a row
+  if (scope.first_row >= division.rows) return;  // a whole warp
   const bool is_centered = p.mean != nullptr;
-  const A mean = is_centered ? static_cast<const A*>(p.mean)[row] : A(0);
-  const A inverse = static_cast<const A*>(p.inverse)[row];
-  const T* dy_row = static_cast<const T*>(p.dy.data) + row * p.dy.pitch;
-  const T* x_row = static_cast<const T*>(p.x.data) + row * p.x.pitch;
-  T* dx_row = static_cast<T*>(p.dx) + row * p.columns;
+  A mean[kRows], inverse[kRows];
+  UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    const int64_t row = min(scope.first_row + r, division.rows - 1);
+    mean[r] = is_centered ? static_cast<const A*>(p.mean)[row] : A(0);
+    inverse[r] = static_cast<const A*>(p.inverse)[row];
+  }
 
-  A g[kSteps][kVector], h[kSteps][kVector];
-  int64_t chunk_in_registers = -1;
-  const auto load = [&](int64_t chunk, const LaneOfChunk& lane) {
-    if (chunk == chunk_in_registers) return;
-    chunk_in_registers = chunk;
+  // Past the row's end g and h are 0.
+  A g[kRows][kSteps][kVector], h[kRows][kSteps][kVector], sums[kRows][2];
+  const auto load = [&](int64_t chunk) {
+    const int64_t first = chunk * order::kChunk + lane_index() * kVector;
     UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      load_vector(dy_row + lane.at(step), lane.left_at(step), is_aligned, g[step]);
-      load_vector(x_row + lane.at(step), lane.left_at(step), is_aligned, h[step]);
+    for (int r = 0; r < kRows; ++r) {
+      scope.template row<T>(division, p.dy, r).load(chunk, A(0), g[r]);
+      scope.template row<T>(division, p.x, r).load(chunk, A(0), h[r]);
     }
     UNROLL
     for (int step = 0; step < kSteps; ++step) {
+      const int64_t at = first + step * order::kParts;
+      const int left = static_cast<int>(min(p.columns - at, int64_t{kVector}));
+      if (left <= 0) break;
       A weight[kVector];
-      load_params<T>(p.weight, lane.at(step), lane.left_at(step), p.wide_params, is_aligned,
-                     order::kNoWeight<A>, weight);
+      load_params<T>(p.weight, at, left, p.wide_params, division.is_vectorized, order::kNoWeight<A>,
+                     weight);
       UNROLL
-      for (int i = 0; i < kVector; ++i) {
-        g[step][i] *= weight[i];
-        h[step][i] = (h[step][i] - mean) * inverse;
+      for (int r = 0; r < kRows; ++r) {
+        UNROLL
+        for (int i = 0; i < kVector; ++i) {
+          g[r][step][i] *= weight[i];
+          const A normalized = (h[r][step][i] - mean[r]) * inverse[r];
+          h[r][step][i] = i < left ? normalized : A(0);
+        }
       }
     }
   };
+  scope.template sum<0>(
+      smem,
+      [&](int64_t chunk, auto& parts) {
+        load(chunk);
+        for_elements<kRows, kSteps>(scope.count(chunk), [&](int r, int step, int i) {
+          const A of_g = g[r][step][i];
+          parts[r][0][i] += of_g;
+          parts[r][1][i] = fused_multiply_add(of_g, h[r][step][i], parts[r][1][i]);
+        });
+      },
+      sums);
 
-  A mean_g = 0;
-  if (is_centered) {
-    const A sum = warps.sum(p.columns, [&](int64_t chunk) {
-      const LaneOfChunk lane(chunk, p.columns);
-      load(chunk, lane);
-      return sum_lanes<A>(lane, [&](A& part, int step, int i) { part += g[step][i]; });
+  UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    const A mean_g = is_centered ? order::mean_of(sums[r][0], p.columns) : A(0);
+    const A mean_gh = order::mean_of(sums[r][1], p.columns);
+    const Row<T> dx = scope.template row<T>(division, {p.dx, p.columns}, r);
+    scope.for_chunks([&](int64_t chunk) {
+      if (!Scope::kIsHeld) load(chunk);
+      dx.template store<kSteps>(chunk, [&](int step, int i) {
+        return order::norm_gradient(g[r][step][i], h[r][step][i], mean_g, mean_gh, inverse[r]);
+      });
     });
-    mean_g = order::mean_of(sum, p.columns);
-  }
-  const A products = warps.sum(p.columns, [&](int64_t chunk) {
-    const LaneOfChunk lane(chunk, p.columns);
-    load(chunk, lane);
-    return sum_lanes<A>(lane, [&](A& part, int step, int i) {
-      part = fused_multiply_add(g[step][i], h[step][i], part);
-    });
-  });
-  const A mean_gh = order::mean_of(products, p.columns);
-
-  const int64_t chunks = ceil_div(p.columns, order::kChunk);
-  for (int64_t chunk = warps.first_chunk; chunk < chunks; chunk += warps.count) {
-    const LaneOfChunk lane(chunk, p.columns);
-    load(chunk, lane);
-    UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      A dx[kVector];
-      UNROLL
-      for (int i = 0; i < kVector; ++i) {
-        dx[i] = order::norm_gradient(g[step][i], h[step][i], mean_g, mean_gh, inverse);
-      }
-      store_vector(dx_row + lane.at(step), lane.left_at(step), is_aligned, dx);
-    }
   }
 }
 
-template <typename T, bool kIsShort>
+template <typename T>
 void launch(const NormBackward& p, const Context& context) {
-  using Warps = RowWarps<accumulator_t<T>, kIsShort>;
-  const bool is_aligned = is_vectorized<T>(p.dy, p.columns) && is_vectorized<T>(p.x, p.columns) &&
-                          is_vectorized<T>({p.dx, 0}, p.columns) &&
-                          are_params_aligned<T>(p.weight, p.columns, p.wide_params);
-  for_grids(ceil_div(p.rows, Warps::kRows), [&](int64_t first, unsigned blocks) {
-    launch_pdl(norm_backward_kernel<T, kIsShort>, blocks, Warps::threads(p.columns), 0, context, p,
-               first, is_aligned);
-  });
+  const bool is_vectorized = rows::is_vectorized<T>(p.dy, p.columns) &&
+                             rows::is_vectorized<T>(p.x, p.columns) &&
+                             rows::is_vectorized<T>({p.dx, 0}, p.columns) &&
+                             are_params_vectorized<T>(p.weight, p.columns, p.wide_params);
+  for_rows(p.rows, p.columns, is_vectorized, context,
+           [&]<class Scope>(unsigned blocks, unsigned cluster, int threads, const Division& d) {
+             launch_clusters_pdl(norm_backward_kernel<T, Scope>, cluster, blocks, threads, 0,
+                                 context, p, d);
+           });
 }
 
 }  // namespace
@@ -110,10 +107,7 @@ void launch(const NormBackward& p, const Context& context) {
 bool launch_norm_backward(const NormBackward& p, const Context& context) {
   if (p.needs_columns() && !rows::launch_column_sums(p, context)) return false;
   if (p.dx == nullptr) return true;
-  with_element_type(p.dtype, [&]<typename T>() {
-    const bool is_short = p.columns <= rows::order::kChunk;
-    is_short ? rows::launch<T, true>(p, context) : rows::launch<T, false>(p, context);
-  });
+  with_element_type(p.dtype, [&]<typename T>() { rows::launch<T>(p, context); });
   return true;
 }
 

@@ -1,111 +1,79 @@
 // Softmax, its logarithm, and logsumexp of rows.
 //
-// Idea:  A warp has a row of up to one chunk, and a block a longer one, of which each warp has a
-//        chunk in registers: a row is read from memory once. Its exponentials are computed twice,
-//        for the sum and for the result, so that registers have the row alone.
-// Limit: memory. Rows too long for a block's registers are read three times, from L2 if they fit,
-//        and few such rows do not fill the GPU.
+// Idea:  A row stays in the registers of the warps that share it (row.cuh), and is read from memory
+//        once. Exponentials replace its elements, unless the logarithm is wanted.
+// Limit: memory; and of few rows the latency of two exchanges. Rows of more than 64 chunks do not
+//        fit in the registers of a cluster, and are read three times, mostly from L2.
 
 #include <cstdint>
 
-#include "kernels/rows/chunk.cuh"
 #include "kernels/rows/launch.h"
+#include "kernels/rows/row.cuh"
 #include "ptx/pdl.cuh"
 
 namespace tiled::cuda::rows {
 namespace {
 
-template <typename A>
-__device__ A largest_of(Chunk<A>& x, int count) {
-  A largest = -INFINITY;
-  for_elements<A>(x, count,
-                  [&](A element, int, int) { largest = order::max_or_nan(element, largest); });
-  return largest;
-}
-
-// Returns the sum of a chunk's exponentials in every lane. Beyond the row's end x is -Inf, which
-// adds 0; or NaN if m is Inf, and then an element adds NaN, too.
-template <typename A>
-__device__ A sum_exponentials(Chunk<A>& x, int count, A m) {
-  A parts[kVector] = {};
-  for_elements<A>(x, count, [&](A element, int, int i) { parts[i] += order::exp_of(element - m); });
-  return sum_parts(parts);
-}
-
-// Stores a chunk of the result.
-template <typename T, typename A>
-__device__ void store_softmax(const Row<T>& out, int64_t chunk, bool is_log, const Chunk<A>& x, A m,
-                              A sum) {
-  if (is_log) {
-    const A log_sum = order::log_of(sum);
-    out.store(chunk, [&](int step, int i) { return (x[step][i] - m) - log_sum; });
-  } else {
-    out.store(chunk, [&](int step, int i) { return order::exp_of(x[step][i] - m) / sum; });
-  }
-}
-
-template <typename T>
-__global__ void __launch_bounds__(kRowsOfBlock* kWarp)
-    softmax_warp_kernel(const RowsProblem p, bool is_vectorized, int64_t first_block) {
+template <typename T, class Scope>
+__global__ void __launch_bounds__(Scope::kThreads)
+    softmax_kernel(const RowsProblem p, const Division division) {
   using A = accumulator_t<T>;
+  constexpr int kRows = Scope::kRows, kSteps = Scope::kSteps;
+  __shared__ typename Scope::template Smem<A> smem;
+  Scope scope(division, smem);
   ptx::pdl_launch_dependents();
   ptx::pdl_wait();
-  const int64_t row = (first_block + blockIdx.x) * kRowsOfBlock + threadIdx.x / kWarp;
-  if (row >= p.rows) return;
-  const int count = static_cast<int>(p.columns);
-  Chunk<A> x;
-  row_of<T>(p.x, row, p.columns, is_vectorized).load(0, -INFINITY, x);
-  const A m = warp_max(largest_of<A>(x, count));
-  const A sum = sum_exponentials<A>(x, count, m);
-  if (p.op == RowsOp::kLogSumExp) {
-    const A result = order::logsumexp(m, sum);
-    if (threadIdx.x % kWarp == 0) static_cast<T*>(p.out)[row] = narrow<T>(result);
-  } else {
-    const Row<T> out = row_of<T>({p.out, p.columns}, row, p.columns, is_vectorized);
-    store_softmax<T, A>(out, 0, p.op == RowsOp::kLogSoftmax, x, m, sum);
-  }
-}
+  if (scope.first_row >= division.rows) return;  // a whole warp
+  const bool is_log = p.op == RowsOp::kLogSoftmax;
+  const auto row = [&](const Rows& x, int r) { return scope.template row<T>(division, x, r); };
 
-// Blocks of kWarps warps that fit on an SM. Without the number ptxas would spill floats.
-template <typename T>
-inline constexpr int kBlocksOfSm = sizeof(accumulator_t<T>) == 8 ? 2 : 3;
-
-// kIsHeld: the row has at most one chunk for each warp.
-template <typename T, int kWarps, bool kIsHeld>
-__global__ void __launch_bounds__(kWarps* kWarp, kWarps > 8 ? 1 : kBlocksOfSm<T>)
-    softmax_block_kernel(const RowsProblem p, bool is_vectorized, int64_t first_block) {
-  using A = accumulator_t<T>;
-  using Sum = RowSum<A, kWarps>;
-  __shared__ typename Sum::Smem smem;
-  __shared__ A maxima[kWarps];
-  ptx::pdl_launch_dependents();
-  ptx::pdl_wait();
-  const int64_t row = first_block + blockIdx.x;
-  const int64_t chunks = ceil_div(p.columns, order::kChunk);
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const Row<T> from = row_of<T>(p.x, row, p.columns, is_vectorized);
-  Chunk<A> x;
-  A m = -INFINITY;
-  for (int64_t chunk = warp; chunk < chunks; chunk += kWarps) {
-    from.load(chunk, -INFINITY, x);
-    m = order::max_or_nan(largest_of<A>(x, from.count(chunk)), m);
-    if (kIsHeld) break;
-  }
-  m = block_max(m, maxima);
-  const A sum = Sum(smem)(p.columns, [&](int64_t chunk) {
-    if (!kIsHeld) from.load(chunk, -INFINITY, x);
-    return sum_exponentials<A>(x, from.count(chunk), m);
+  A x[kRows][kSteps][kVector], m[kRows], sums[kRows][1];
+  const auto load = [&](int64_t chunk) {
+    UNROLL
+    for (int r = 0; r < kRows; ++r) row(p.x, r).load(chunk, A(-INFINITY), x[r]);
+  };
+  UNROLL
+  for (A& each : m) each = -INFINITY;
+  scope.for_chunks([&](int64_t chunk) {
+    load(chunk);
+    for_elements<kRows, kSteps>(
+        scope.count(chunk), [&](int r, int step, int i) { m[r] = max_of(m[r], x[r][step][i]); });
   });
-  if (p.op == RowsOp::kLogSumExp) {
-    const A result = order::logsumexp(m, sum);
-    if (threadIdx.x == 0) static_cast<T*>(p.out)[row] = narrow<T>(result);
-    return;
-  }
-  const Row<T> out = row_of<T>({p.out, p.columns}, row, p.columns, is_vectorized);
-  for (int64_t chunk = warp; chunk < chunks; chunk += kWarps) {
-    if (!kIsHeld) from.load(chunk, -INFINITY, x);
-    store_softmax<T, A>(out, chunk, p.op == RowsOp::kLogSoftmax, x, m, sum);
-    if (kIsHeld) break;
+  scope.max_of_rows(smem, m);
+  // Past the row's end x is -Inf, which adds 0; or NaN if m is Inf, but then an element adds NaN,
+  // too.
+  scope.template sum<1>(
+      smem,
+      [&](int64_t chunk, auto& parts) {
+        if (!Scope::kIsHeld) load(chunk);
+        for_elements<kRows, kSteps>(scope.count(chunk), [&](int r, int step, int i) {
+          const A e = order::exp_of(x[r][step][i] - m[r]);
+          if (!is_log) x[r][step][i] = e;
+          parts[r][0][i] += e;
+        });
+      },
+      sums);
+
+  UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    const A sum = sums[r][0];
+    if (p.op == RowsOp::kLogSumExp) {
+      const A result = order::logsumexp(m[r], sum);
+      if (scope.is_first_lane() && scope.first_row + r < division.rows) {
+        static_cast<T*>(p.out)[scope.first_row + r] = narrow<T>(result);
+      }
+      continue;
+    }
+    const A by = is_log ? order::log_of(sum) : A(1) / sum;
+    const Row<T> out = row({p.out, p.columns}, r);
+    scope.for_chunks([&](int64_t chunk) {
+      if (!Scope::kIsHeld) load(chunk);
+      out.template store<kSteps>(chunk, [&](int step, int i) {
+        const A element = x[r][step][i];
+        if (is_log) return (element - m[r]) - by;
+        return (Scope::kIsHeld ? element : order::exp_of(element - m[r])) * by;
+      });
+    });
   }
 }
 
@@ -113,19 +81,11 @@ template <typename T>
 void launch(const RowsProblem& p, const Context& context) {
   const bool is_vectorized =
       rows::is_vectorized<T>(p.x, p.columns) && rows::is_vectorized<T>({p.out, 0}, p.columns);
-  const auto launch = [&](auto* kernel, int warps) {
-    launch_blocks(kernel, warps, p, is_vectorized, context);
-  };
-  constexpr int kLong = kWarpsOfLongRow<T>;
-  if (p.columns <= order::kChunk) {
-    launch(softmax_warp_kernel<T>, kRowsOfBlock);
-  } else if (p.columns <= kWarps * order::kChunk) {
-    launch(softmax_block_kernel<T, kWarps, true>, kWarps);
-  } else if (kLong > kWarps && p.columns <= kLong * order::kChunk) {
-    launch(softmax_block_kernel<T, kLong, true>, kLong);
-  } else {
-    launch(softmax_block_kernel<T, kLong, false>, kLong);
-  }
+  for_rows(p.rows, p.columns, is_vectorized, context,
+           [&]<class Scope>(unsigned blocks, unsigned cluster, int threads, const Division& d) {
+             launch_clusters_pdl(softmax_kernel<T, Scope>, cluster, blocks, threads, 0, context, p,
+                                 d);
+           });
 }
 
 }  // namespace

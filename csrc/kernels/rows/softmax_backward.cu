@@ -1,90 +1,60 @@
 // The gradients of softmax and of its logarithm.
 //
-// Idea:  A warp has a row of up to one chunk, and a block a longer one, of which each warp has a
-//        chunk of both operands in registers.
-// Limit: memory. Rows too long for a block's registers are read twice.
+// Idea:  As in softmax.cu, rows of both operands stay in registers.
+// Limit: memory. Rows of more than 64 chunks are read twice.
 
 #include <cstdint>
 
-#include "kernels/rows/chunk.cuh"
 #include "kernels/rows/launch.h"
+#include "kernels/rows/row.cuh"
 #include "ptx/pdl.cuh"
 
 namespace tiled::cuda::rows {
 namespace {
 
-// What a warp has of a row of both operands, and of the result.
-template <typename T>
-struct Operands {
+template <typename T, class Scope>
+__global__ void __launch_bounds__(Scope::kThreads)
+    softmax_backward_kernel(const SoftmaxBackward p, const Division division) {
   using A = accumulator_t<T>;
-
-  Row<T> grad_row, y_row, out_row;
-  bool is_log;
-  Chunk<A> grad, y;
-
-  __device__ Operands(const SoftmaxBackward& p, int64_t row, bool is_vectorized)
-      : grad_row(row_of<T>(p.grad, row, p.columns, is_vectorized)),
-        y_row(row_of<T>(p.y, row, p.columns, is_vectorized)),
-        out_row(row_of<T>({p.out, p.columns}, row, p.columns, is_vectorized)),
-        is_log(p.is_log) {}
+  constexpr int kRows = Scope::kRows, kSteps = Scope::kSteps;
+  __shared__ typename Scope::template Smem<A> smem;
+  Scope scope(division, smem);
+  ptx::pdl_launch_dependents();
+  ptx::pdl_wait();
+  if (scope.first_row >= division.rows) return;  // a whole warp
+  const auto row = [&](const Rows& x, int r) { return scope.template row<T>(division, x, r); };
 
   // Past the row's end the gradient is -0, which changes no sum: neither by itself nor times 0.
-  __device__ void load(int64_t chunk) {
-    grad_row.load(chunk, A{-0.0}, grad);
-    y_row.load(chunk, A{0}, y);
-  }
-
-  // Returns the chunk's sum in every lane.
-  __device__ A sum(int64_t chunk) {
-    A parts[kVector] = {};
-    for_elements<A>(grad, grad_row.count(chunk), [&](A g, int step, int i) {
-      parts[i] = is_log ? parts[i] + g : fma(g, y[step][i], parts[i]);
-    });
-    return sum_parts(parts);
-  }
-
-  __device__ void store(int64_t chunk, A sum) const {
-    if (is_log) {
-      out_row.store(chunk, [&](int step, int i) {
-        return fma(-order::exp_of(y[step][i]), sum, grad[step][i]);
-      });
-    } else {
-      out_row.store(chunk, [&](int step, int i) { return y[step][i] * (grad[step][i] - sum); });
+  A grad[kRows][kSteps][kVector], y[kRows][kSteps][kVector], sums[kRows][1];
+  const auto load = [&](int64_t chunk) {
+    UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      row(p.grad, r).load(chunk, A(-0.0), grad[r]);
+      row(p.y, r).load(chunk, A(0), y[r]);
     }
-  }
-};
+  };
+  scope.template sum<0>(
+      smem,
+      [&](int64_t chunk, auto& parts) {
+        load(chunk);
+        for_elements<kRows, kSteps>(scope.count(chunk), [&](int r, int step, int i) {
+          const A g = grad[r][step][i], sum = parts[r][0][i];
+          parts[r][0][i] = p.is_log ? sum + g : fma(g, y[r][step][i], sum);
+        });
+      },
+      sums);
 
-template <typename T>
-__global__ void __launch_bounds__(kRowsOfBlock* kWarp)
-    softmax_backward_warp_kernel(const SoftmaxBackward p, bool is_vectorized, int64_t first_block) {
-  ptx::pdl_launch_dependents();
-  ptx::pdl_wait();
-  const int64_t row = (first_block + blockIdx.x) * kRowsOfBlock + threadIdx.x / kWarp;
-  if (row >= p.rows) return;
-  Operands<T> operands(p, row, is_vectorized);
-  operands.load(0);
-  operands.store(0, operands.sum(0));
-}
-
-// kIsHeld: the row has at most one chunk for each warp.
-template <typename T, bool kIsHeld>
-__global__ void __launch_bounds__(kWarps* kWarp)
-    softmax_backward_block_kernel(const SoftmaxBackward p, bool is_vectorized,
-                                  int64_t first_block) {
-  using Sum = RowSum<accumulator_t<T>, kWarps>;
-  __shared__ typename Sum::Smem smem;
-  ptx::pdl_launch_dependents();
-  ptx::pdl_wait();
-  Operands<T> operands(p, first_block + blockIdx.x, is_vectorized);
-  const auto sum = Sum(smem)(p.columns, [&](int64_t chunk) {
-    operands.load(chunk);
-    return operands.sum(chunk);
-  });
-  const int64_t chunks = ceil_div(p.columns, order::kChunk);
-  for (int64_t chunk = threadIdx.x / kWarp; chunk < chunks; chunk += kWarps) {
-    if (!kIsHeld) operands.load(chunk);
-    operands.store(chunk, sum);
-    if (kIsHeld) break;
+  UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    const A sum = sums[r][0];
+    const Row<T> out = row({p.out, p.columns}, r);
+    scope.for_chunks([&](int64_t chunk) {
+      if (!Scope::kIsHeld) load(chunk);
+      out.template store<kSteps>(chunk, [&](int step, int i) {
+        const A g = grad[r][step][i], of_y = y[r][step][i];
+        return p.is_log ? fma(-order::exp_of(of_y), sum, g) : of_y * (g - sum);
+      });
+    });
   }
 }
 
@@ -93,16 +63,11 @@ void launch(const SoftmaxBackward& p, const Context& context) {
   const bool is_vectorized = rows::is_vectorized<T>(p.grad, p.columns) &&
                              rows::is_vectorized<T>(p.y, p.columns) &&
                              rows::is_vectorized<T>({p.out, 0}, p.columns);
-  const auto launch = [&](auto* kernel, int warps) {
-    launch_blocks(kernel, warps, p, is_vectorized, context);
-  };
-  if (p.columns <= order::kChunk) {
-    launch(softmax_backward_warp_kernel<T>, kRowsOfBlock);
-  } else if (p.columns <= kWarps * order::kChunk) {
-    launch(softmax_backward_block_kernel<T, true>, kWarps);
-  } else {
-    launch(softmax_backward_block_kernel<T, false>, kWarps);
-  }
+  for_rows(p.rows, p.columns, is_vectorized, context,
+           [&]<class Scope>(unsigned blocks, unsigned cluster, int threads, const Division& d) {
+             launch_clusters_pdl(softmax_backward_kernel<T, Scope>, cluster, blocks, threads, 0,
+                                 context, p, d);
+           });
 }
 
 }  // namespace
