@@ -256,7 +256,7 @@ def in_modes(function: Callable) -> Callable:
 
 
 def insert_function_mode(mode, outer):
-    """Puts a TorchFunctionMode of this thread inside of the modes in `outer`, and outside of others.
+    """Puts a TorchFunctionMode inside of this thread's modes in `outer`, and outside of others.
 
     torch.set_default_device and a with statement of a torch.device expect a DeviceContext to be the
     outermost mode.

@@ -1,10 +1,9 @@
 """The reductions that torch_tiled.invariant runs in place of PyTorch's.
 
-REDUCTIONS is a map as ROUTES. Its functions call those of torch_tiled.nn.functional, or are composed
-of its sums.
+REDUCTIONS is a map as ROUTES. Its functions call those of torch_tiled.nn.functional, or are
+composed of its sums.
 """
 
-import functools
 import math
 
 import torch
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from ._internals import in_modes
 from ._op.row_checks import DTYPES
 from ._op.supported import SIXTEEN_BIT, is_supported
+from ._routes import takes
 from .nn import functional as ours
 
 __all__ = ["INSIDE_REDUCTIONS", "REDUCTIONS"]
@@ -98,20 +98,18 @@ def _nanmean(products, input, dim=None, keepdim=False, *, dtype=None, out=None):
 
 
 def _trace(products, input):
-    if not _are_real(input) or input.dim() != 2:
-        return None
-    return _sum(input.diagonal())
+    return products.total(input.diagonal(), [0]) if takes(input) and input.dim() == 2 else None
 
 
 def _sum_to_size(products, self, *size):
     size = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
     lead = self.dim() - len(size)
-    if not _are_real(self) or lead < 0:
+    if not takes(self) or lead < 0:
         return None
     dims = [i for i, x in enumerate(self.shape) if i < lead or size[i - lead] == 1 != x]
     if any(x not in (1, y) for x, y in zip(size, self.shape[lead:], strict=True)):
         return None
-    return _sum(self, dims, True).reshape(size) if dims else self.view(size)
+    return products.total(self, dims).reshape(size) if dims else self.view(size)
 
 
 # --- Norms ---------------------------------------------------------------------------------------
@@ -260,8 +258,10 @@ def _adaptive_avg_pool(rank):
     """adaptive_avg_pool1d, 2d or 3d to one pixel, which is a mean. Others read a window a pixel."""
 
     def pool(products, input, output_size):
-        sizes = [output_size] if isinstance(output_size, int) else [*output_size]
-        if any(size != 1 for size in sizes) or not _are_real(input) or input.dim() <= rank:
+        sizes = [output_size] * rank if isinstance(output_size, int) else [*output_size]
+        if sizes != [1] * rank or not _are_real(input):
+            return None
+        if input.dim() not in (rank + 1, rank + 2) or 0 in input.shape[1:]:
             return None
         return _mean(input, tuple(range(-rank, 0)), True)
 

@@ -3,7 +3,6 @@
 INVARIANT_ROUTES is a map as ROUTES. _invariant_reductions.py has those of sums, norms and losses.
 """
 
-import functools
 import itertools
 import math
 
@@ -92,8 +91,10 @@ def _vecdot(products, x, y, *, dim=-1, out=None):
 
 
 def _inner(products, input, other, *, out=None):
-    if takes(input, other) and (input.dim(), other.dim()) == (1, 1):
+    if takes(input, other) and input.dim() == other.dim() == 1:
         return _dot(products, input, other, out=out)
+    if out is None and takes(input, other) and min(input.dim(), other.dim()) == 0:
+        return input * other
     return ROUTES[torch.inner](products, input, other, out=out)
 
 
@@ -201,9 +202,12 @@ def _convolution(rank: int):
             rows = windows.unflatten(1, (groups, -1)).movedim(1, 0).movedim(2, rank + 2)
             rows = rows.reshape(groups, batch * math.prod(pixels), -1)
             cols = weight.reshape(groups, weight.shape[0] // groups, -1).mT
-            y = ops.matmul(rows, cols, **products.options(rows, cols)).movedim(0, 1).flatten(1)
-            y = y.reshape(batch, *pixels, weight.shape[0])
-            y = y if bias is None else y + bias.to(y.dtype)
+            # As in linear, the bias is added before the sum is rounded to 16 bits.
+            rows, cols = autocast(rows, cols)
+            wide = torch.float32 if rows.dtype in SIXTEEN_BIT else None
+            y = ops.matmul(rows, cols, **products.options(rows, cols), out_dtype=wide)
+            y = y.movedim(0, 1).reshape(batch, *pixels, weight.shape[0])
+            y = (y if bias is None else y + bias.to(y.dtype)).to(rows.dtype)
         y = y.movedim(-1, 1)
         y = y if is_channels_last(x) else y.contiguous()
         return y if x is input else y[0]
@@ -339,18 +343,17 @@ def _grouped_operator(products, a, b, offs=None, bias=None, precision="fp32", **
     )
 
 
-_OPERATORS = ("matmul.default", "matmul.out", "linear.default", "gemm_.default")
-_TILED = {
-    op: _named(op)
-    for op in (
-        getattr(getattr(operators, x), y) for x, y in map(lambda n: n.split("."), _OPERATORS)
-    )
-}
+_TILED = (
+    operators.matmul.default,
+    operators.matmul.out,
+    operators.linear.default,
+    operators.gemm_.default,
+)
 
 INVARIANT_ROUTES = {
     **ROUTES,
     **REDUCTIONS,
-    **_TILED,
+    **{op: _named(op) for op in _TILED},
     torch.dot: _dot,
     torch.Tensor.dot: _dot,
     torch.vdot: _vdot,

@@ -52,8 +52,8 @@ class invariant(TorchFunctionMode):
     A row's bits depend on its numbers, their places and its length; sums that are padded on the
     right with zeros keep their bits, and so does attention with masked keys on the right. What is
     of the batch itself depends on it: a loss's mean, a weight's gradient, BatchNorm in training and
-    random numbers. On a CPU PyTorch may round functions of each element, such as exp and tanh,
-    otherwise at the end of a row than before: rows with multiples of 32 elements are safe.
+    random numbers. On a CPU PyTorch may round functions of each element, such as gelu and rsqrt of
+    16-bit numbers, otherwise at the end of a tensor: multiples of 32 elements a sample are safe.
 
     On a GPU that is no Hopper, and for float64, "ieee", dropout and more than 256 columns,
     attention is composed of products and softmax. So is the attention of
@@ -63,10 +63,10 @@ class invariant(TorchFunctionMode):
 
     Statements nest, with each other and with override, and the innermost one counts. A statement
     holds for its own thread. `invariant.enable()` is a statement around all others of the thread,
-    until `invariant.disable()`. Compiled functions may be called in a statement or contain one; on a
-    CPU grouped_mm breaks a graph. A generator that yields in a statement leaves it active for its
-    caller. A function that torch.utils.checkpoint recomputes is outside of the statement then: put
-    one into the function, or pass context_fn.
+    until `invariant.disable()`. Compiled functions may be called in a statement or contain one, and
+    keep the bits of products and reductions; on a CPU grouped_mm breaks a graph. A generator that
+    yields in a statement leaves it active for its caller. A function that torch.utils.checkpoint
+    recomputes is outside of the statement then: put one into the function, or pass context_fn.
 
     Args:
         precision: as for torch_tiled.matmul.
@@ -147,8 +147,8 @@ class invariant(TorchFunctionMode):
         _refuse_compiled("disable")
         if not _enabled.modes:
             raise RuntimeError(
-                "torch_tiled.invariant.disable: nothing is enabled in this thread; call it once for "
-                "each torch_tiled.invariant.enable() of the same thread"
+                "torch_tiled.invariant.disable: nothing is enabled in this thread; call it once "
+                "for each torch_tiled.invariant.enable() of the same thread"
             )
         remove_function_mode(_enabled.modes.pop())
 
@@ -178,12 +178,14 @@ def _check_is_covered(func: Callable, args: tuple, kwargs: dict) -> None:
             what = "it adds in any order; call torch.use_deterministic_algorithms(True)"
     elif row is not None:
         what = advice(row) or "it is not in torch_tiled's table; call it for one sample at a time"
-        if func in INVARIANT_ROUTES or func in INSIDE:
-            what = "torch_tiled does not take its operands or options; pass plain dense tensors"
+        if func in INVARIANT_ROUTES or func in INSIDE or func is torch.Tensor.norm:
+            what = (
+                "torch_tiled does not take its operands or options; pass dense tensors of one dtype"
+            )
     if what is not None:
         raise RuntimeError(
-            f"torch_tiled.invariant: {_name(func)} may have other bits in another batch: {what}, or "
-            f"drop strict=True"
+            f"torch_tiled.invariant: {_name(func)} may have other bits in another batch, since "
+            f"{what}; or drop strict=True"
         )
 
 
