@@ -150,6 +150,17 @@ def modes() -> None:
     torch_tiled.inductor.disable()
 
 
+@tries("invariant")
+def invariant() -> None:
+    a, b = draw(5, 200), draw(200, 3)
+    with torch_tiled.invariant(strict=True):
+        both = (a @ b).softmax(-1)
+        assert torch.equal((a[1:2] @ b).softmax(-1), both[1:2])
+    torch_tiled.invariant.enable()
+    assert torch.equal(a[1:2].sum(1), a.sum(1)[1:2])
+    torch_tiled.invariant.disable()
+
+
 @tries("invariance")
 def invariance() -> None:
     layer = torch_tiled.nn.Linear(7, 3, algorithm="tiled", device=DEVICE)

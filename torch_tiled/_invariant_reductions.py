@@ -84,6 +84,14 @@ def _logsumexp(products, input, *args, **options):
     return _reducing(ours.logsumexp, takes_complex=False)(products, input, *args, **options)
 
 
+_cumsum = _reducing(ours.cumsum)
+
+
+def _cumsum_(products, self, dim, *, dtype=None):
+    result = _cumsum(products, self, dim, dtype=dtype)
+    return None if result is None else self.copy_(result)
+
+
 def _nansum(products, input, *args, **options):
     if not isinstance(input, torch.Tensor) or not _are_real(input):
         return None
@@ -355,6 +363,8 @@ REDUCTIONS = {
     **dict.fromkeys((torch.logsumexp, torch.Tensor.logsumexp, torch.special.logsumexp), _logsumexp),
     **dict.fromkeys((torch.sum, torch.Tensor.sum), _total),
     **dict.fromkeys((torch.mean, torch.Tensor.mean), _average),
+    **dict.fromkeys((torch.cumsum, torch.Tensor.cumsum), _cumsum),
+    torch.Tensor.cumsum_: _cumsum_,
     **dict.fromkeys((torch.nansum, torch.Tensor.nansum), _nansum),
     **dict.fromkeys((torch.nanmean, torch.Tensor.nanmean), _nanmean),
     **dict.fromkeys((torch.trace, torch.Tensor.trace), _trace),

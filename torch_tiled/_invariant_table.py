@@ -94,8 +94,8 @@ KEPT = {
     "attributes and the plumbing of tensors": (
         "__get__ __set__ __delete__ __array__ __array_wrap__ __bool__ __complex__ __deepcopy__ "
         "__dlpack__ __dlpack_device__ __float__ __format__ __hash__ __index__ __int__ __iter__ "
-        "__len__ grad _make_dual _unpack_dual _record_function_enter_new _record_function_exit __long__ __nonzero__ "
-        "__reduce_ex__ __repr__ __reversed__ __setstate__ __dir__ "
+        "__len__ grad _make_dual _unpack_dual _record_function_enter_new _record_function_exit "
+        "__long__ __nonzero__ __reduce_ex__ __repr__ __reversed__ __setstate__ __dir__ "
         "_clear_non_serializable_cached_data _coalesced _dimI _dimV _indices _is_view "
         "_nested_tensor_size _nested_tensor_storage_offsets _nested_tensor_strides _nnz _sym_sqrt "
         "_values apply backward ccol_indices ccol_indices_copy col_indices col_indices_copy "

@@ -59,25 +59,27 @@ def from_first_key(key, value, mask):
         return key, value, mask
     if mask.shape[-1] != key.shape[-2] or mask.numel() == 0:
         return key, value, mask
-    rotated = _rotated(mask)
-    if rotated is None:
+    places = _places(mask)
+    if places is None:
         return key, value, mask
-    mask, places = rotated
-    places = places.mT
-    return *(torch.take_along_dim(x, places, -2) for x in (key, value)), mask
+    key, value = (torch.take_along_dim(x, places.mT, -2) for x in (key, value))
+    return key, value, torch.take_along_dim(mask, places, -1)
 
 
 @_once_a_mask
-def _rotated(mask, *, is_readable):
-    """The rotated mask and the place that each of its keys had, or None if no key moves."""
+def _places(mask, *, is_readable):
+    """The place that each key of the rotated mask had, or None if no key moves.
+
+    Writes that PyTorch does not count, as of a CUDA graph, leave a rotation of other samples, in
+    which attention is still correct.
+    """
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
     seen = seen.any(dim=tuple(range(1, mask.dim() - 1)), keepdim=True)
     first = seen.int().argmax(-1, keepdim=True)
     if is_readable and not first.any():
         return None
     keys = mask.shape[-1]
-    places = (torch.arange(keys, device=mask.device) + first) % keys
-    return torch.take_along_dim(mask, places, -1), places
+    return (torch.arange(keys, device=mask.device) + first) % keys
 
 
 def in_sequences(attend, query, key, value, mask, ends_q, ends_k, max_q, max_k):
@@ -105,7 +107,10 @@ def in_sequences(attend, query, key, value, mask, ends_q, ends_k, max_q, max_k):
 
 @_once_a_mask
 def _blocks(mask, ends_q, ends_k, max_q, max_k, *, is_readable):
-    """The blocks of a mask of packed sequences, (sequences, 1, max_q, max_k)."""
+    """The blocks of a mask of packed sequences, (sequences, 1, max_q, max_k).
+
+    Continuous batching makes a mask for each step.
+    """
     rows, _ = row_of_place(ends_q, max_q, mask.shape[-2])
     keys, has_key = row_of_place(ends_k, max_k, mask.shape[-1])
     blocks = mask[0, 0][rows[:, :, None], keys[:, None]]

@@ -20,6 +20,9 @@ def register(name: str = "torch_tiled") -> None:
     fp16x3 there, and no heads are copied. It is transformers' "sdpa" otherwise, and also with
     dropout, with a bias of positions (as T5 has) and for output_attentions.
 
+    A prompt has the same bits alone, in a batch that is padded on either side, and packed by
+    continuous batching, which takes no name but "sdpa": pass that.
+
     Args:
         name: of the implementation; one of this name is replaced.
 
@@ -65,7 +68,8 @@ def _forward(
         is_causal = getattr(module, "is_causal", True)
     attend = functools.partial(_attend, module, dropout, scaling, is_causal, options)
     ends = [options.get(name) for name in _PACKED]
-    if attention_mask is None or any(x is None for x in ends) or query.shape[0] != 1:
+    is_packed = attention_mask is not None and all(x is not None for x in ends)
+    if not is_packed or query.shape[0] != 1 or options.get("position_bias") is not None:
         return attend(query, key, value, attention_mask), None
     return in_sequences(attend, query, key, value, attention_mask, *ends), None
 

@@ -27,7 +27,7 @@ def test_embeddings_have_the_same_bits_in_any_batch(capsys, device):
 @pytest.mark.parametrize("dtype", same_tokens.DTYPES)
 def test_tokens_have_the_same_bits_in_any_batch(dtype, capsys, device):
     pytest.importorskip("transformers")
-    small = "--prompts 3 --longest 70 --tokens 3 --layers 1 --width 64 --vocabulary 128".split()
+    small = "--prompts 3 --longest 70 --tokens 3 --layers 1 --width 64".split()
     same_tokens.main([*small, "--dtype", dtype, "--device", device])
     rows = rows_of(capsys)
     cases = ["one by one", "a batch", "the batch reversed", "continuous batching", "training"]

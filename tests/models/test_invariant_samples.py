@@ -1,5 +1,7 @@
 """PyTorch's own samples of the functions that torch_tiled.invariant takes over."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -61,7 +63,12 @@ def assert_is_rounded(op, found, expected, exact, run, sample):
             limit = rounded_bound(exact, size, 512, 2, expected.dtype)
         assert_within(found, exact, limit)
     else:
-        assert_close(found, exact.to(found.dtype), equal_nan=True)
+        # Sixteen-bit terms are rounded, too, so that small results of large ones err by more.
+        largest = exact.abs().max().item() if exact.numel() else 0
+        limits = {"rtol": 0.016, "atol": 4 * torch.finfo(found.dtype).eps * largest}
+        options = limits if found.dtype == torch.bfloat16 and math.isfinite(largest) else {}
+        wide = exact if options else exact.to(found.dtype)
+        assert_close(found.to(wide.dtype), wide, equal_nan=True, **options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
