@@ -58,20 +58,23 @@ def now(tensor: torch.Tensor) -> float:
 
 
 class Table:
-    """A table that is printed row by row.
+    """A table that is printed row by row, in Markdown if `bars`.
 
     Args:
         columns: the heading of each and the format of its cells, such as "ms a step 9.2f"; "s"
             stands for text.
     """
 
-    def __init__(self, *columns: str) -> None:
+    def __init__(self, *columns: str, bars: bool = False) -> None:
         headings, self.forms = zip(*(each.rsplit(" ", 1) for each in columns), strict=True)
+        self.bars = bars
         self.widths = [
             max(len(heading), int(re.match(r"\d*", form)[0] or 0))
             for heading, form in zip(headings, self.forms, strict=True)
         ]
         self._print(headings)
+        if bars:
+            self._print("---" if form.endswith("s") else "---:" for form in self.forms)
 
     def add(self, *values) -> None:
         self._print(map(format, values, self.forms))
@@ -81,4 +84,5 @@ class Table:
             cell.ljust(width) if form.endswith("s") else cell.rjust(width)
             for cell, form, width in zip(cells, self.forms, self.widths, strict=True)
         ]
-        print("  ".join(line).rstrip(), flush=True)
+        text = f"| {' | '.join(line)} |" if self.bars else "  ".join(line).rstrip()
+        print(text, flush=True)

@@ -118,6 +118,21 @@ def attention() -> None:
     close(function(*packed, *ends, 5, 7), expected.transpose(1, 2).flatten(0, 1))
 
 
+@tries("nn")
+def reductions() -> None:
+    ours, theirs = torch_tiled.nn.functional, torch.nn.functional
+    x, target, weight = draw(5, 6), torch.tensor([0, 5, 1, -100, 2], device=DEVICE), draw(6)
+    for name in ("softmax", "log_softmax", "logsumexp", "sum", "mean", "cumsum"):
+        close(getattr(ours, name)(x, 0), getattr(torch, name)(x, 0))
+    close(ours.layer_norm(x, (6,), weight, weight), theirs.layer_norm(x, (6,), weight, weight))
+    close(ours.rms_norm(x, (6,), weight), theirs.rms_norm(x, (6,), weight))
+    close(ours.group_norm(x, 2, weight), theirs.group_norm(x, 2, weight))
+    log_p = ours.log_softmax(x, -1)
+    close(ours.cross_entropy(x, target), theirs.cross_entropy(x, target))
+    close(ours.nll_loss(log_p, target), theirs.cross_entropy(x, target))
+    assert torch.equal(ours.selective_log_softmax(x, target.abs() % 6)[2], log_p[2, 1])
+
+
 @tries("layers")
 def layers() -> None:
     layer = torch.nn.Linear(7, 3, device=DEVICE)
@@ -133,6 +148,17 @@ def modes() -> None:
         close(a @ b, a.double().matmul(b.double()).float())
     torch_tiled.inductor.enable()
     torch_tiled.inductor.disable()
+
+
+@tries("invariant")
+def invariant() -> None:
+    a, b = draw(5, 200), draw(200, 3)
+    with torch_tiled.invariant(strict=True):
+        both = (a @ b).softmax(-1)
+        assert torch.equal((a[1:2] @ b).softmax(-1), both[1:2])
+    torch_tiled.invariant.enable()
+    assert torch.equal(a[1:2].sum(1), a.sum(1)[1:2])
+    torch_tiled.invariant.disable()
 
 
 @tries("invariance")

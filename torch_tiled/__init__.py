@@ -14,6 +14,7 @@ from .convert import convert, enabled, revert
 from .frozen import freeze, frozen_bytes, refreeze, unfreeze
 from .grouped import grouped_mm, segment_matmul
 from .invariance import invariance
+from .invariant import invariant
 from .ops import algorithms, explain, gemm_, linear, matmul, prepare
 from .override import override
 from .prepared import Prepared
@@ -34,6 +35,7 @@ __all__ = [
     "grouped_mm",
     "inductor",
     "invariance",
+    "invariant",
     "layers",
     "linear",
     "matmul",

@@ -35,6 +35,9 @@ from torch._C import (
     _DisableTorchDispatch as WithoutDispatchModes,
 )
 from torch._C import (
+    _dispatch_has_kernel_for_dispatch_key as has_kernel,
+)
+from torch._C import (
     _dispatch_keyset_full_after as keys_after,
 )
 from torch._C import (
@@ -64,12 +67,14 @@ from torch._functorch.pyfunctorch import (
 from torch._functorch.utils import (
     enable_single_level_autograd_function as allow_single_level_function,
 )
-from torch._ops import OpOverloadPacket
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.autograd import forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled as set_forward_ad_enabled
 from torch.autograd.function import _SingleLevelFunction
 from torch.nn.modules import module as module_hooks
+from torch.overrides import _pop_mode, _push_mode
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_leaves, tree_map
 
@@ -84,6 +89,7 @@ __all__ = [
     "FunctionalTensorMode",
     "GetAttrKey",
     "InductorCandidates",
+    "OpOverload",
     "OpOverloadPacket",
     "SingleLevelFunction",
     "TorchDispatchMode",
@@ -102,7 +108,10 @@ __all__ = [
     "forward_ad_active",
     "function_modes",
     "gradients_asked_for",
+    "has_kernel",
     "has_tangent",
+    "in_modes",
+    "insert_function_mode",
     "is_in_fsdp_shards",
     "is_jit_tracing",
     "is_wrapped",
@@ -112,6 +121,7 @@ __all__ = [
     "primal_of",
     "redispatch_without_python",
     "register_pytree_node",
+    "remove_function_mode",
     "set_forward_ad_enabled",
     "torch_grouped_mm",
     "transforms_active",
@@ -232,13 +242,47 @@ def attention_by(linear: Callable, attention: Callable) -> Callable:
     return scope[name]
 
 
+def in_modes(function: Callable) -> Callable:
+    """The same function, whose calls reach the TorchFunctionMode that it is handed to as a whole.
+
+    Functions of PyTorch's Python code ask has_torch_function*() first, which is true in a mode.
+    """
+    scope = {name: value for name, value in function.__globals__.items() if name != "__name__"}
+    for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
+        scope[name] = lambda *tensors: False
+    same = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
+    same.__kwdefaults__ = function.__kwdefaults__
+    return same
+
+
+def insert_function_mode(mode, outer):
+    """Puts a TorchFunctionMode inside of this thread's modes in `outer`, and outside of others.
+
+    torch.set_default_device and a with statement of a torch.device expect a DeviceContext to be the
+    outermost mode.
+    """
+    stack = [_pop_mode() for _ in range(function_modes())]
+    first = [each for each in stack if isinstance(each, DeviceContext) or each in outer]
+    for each in (*reversed(first), mode, *(x for x in reversed(stack) if x not in first)):
+        _push_mode(each)
+
+
+def remove_function_mode(mode):
+    """Takes a TorchFunctionMode out of this thread's, wherever it is."""
+    stack = [_pop_mode() for _ in range(function_modes())]
+    for each in reversed(stack):
+        if each is not mode:
+            _push_mode(each)
+
+
 def argument_names(overload):
     """The names of the arguments that may be positional."""
     return [x.name for x in overload._schema.arguments if not x.kwarg_only]
 
 
-def distinguish_by_options(overload, *options):
-    """Makes DTensor's cache of sharding decisions distinguish calls by these keyword options.
+def distinguish_by_options(overload, *options, first=100):
+    """Makes DTensor's cache of sharding decisions distinguish calls by these keyword options, and
+    by positional arguments from the place `first` on.
 
     torch.distributed.tensor.experimental.register_sharding distinguishes them by integers only, so
     a call would get the decision that was made for other options.
@@ -248,7 +292,7 @@ def distinguish_by_options(overload, *options):
 
     propagator = DTensor._op_dispatcher.sharding_propagator
     rule = propagator.op_strategy_funcs[overload]
-    info = RuntimeSchemaInfo(static_kwargkey=list(options), needs_pytree=True)
+    info = RuntimeSchemaInfo(first, static_kwargkey=list(options), needs_pytree=True)
     propagator.register_op_strategy(overload, rule, info)
 
 

@@ -1,7 +1,7 @@
 """The functions that torch_tiled.override runs in place of PyTorch's.
 
-ROUTES maps a function of PyTorch to one that takes a precision and the same arguments. It returns
-the result, or None if PyTorch has to compute it.
+ROUTES maps a function of PyTorch to one that takes Products, which say how to multiply, and the
+same arguments. It returns the result, or None if PyTorch has to compute it.
 """
 
 import functools
@@ -20,10 +20,40 @@ from .grouped import grouped_mm
 from .nn.functional import attention, runs_on_gpu
 from .pointwise import pointwise
 
-__all__ = ["ATTENTION", "ROUTES", "UNREACHED", "broadcasts", "is_autocast", "linear"]
+__all__ = [
+    *("ATTENTION", "PRODUCTS", "ROUTES", "UNREACHED", "Products"),
+    *("autocast", "broadcasts", "is_autocast", "is_cast", "linear", "takes"),
+]
 
 
-def _takes(*tensors: torch.Tensor) -> bool:
+class Products:
+    """How routes multiply.
+
+    Attributes:
+        precision: as for torch_tiled.matmul.
+    """
+
+    def __init__(self, precision: str) -> None:
+        self.precision = precision
+        self._options = {"precision": precision}
+
+    def options(self, *operands: torch.Tensor) -> dict[str, str]:
+        """Returns the options of torch_tiled.matmul for these operands, before autocast."""
+        return self._options
+
+    def uncast(self, device_type: str, function: Callable, *args, **options):
+        """Computes in an autocast region what PyTorch casts nothing for, or returns None."""
+        return None
+
+    def total(self, x: torch.Tensor, dims: list[int]) -> torch.Tensor:
+        """Returns the sum over dimensions that no product sums over."""
+        return x.sum(dims)
+
+
+PRODUCTS = {precision: Products(precision) for precision in ("fp32", "ieee", "tf32")}
+
+
+def takes(*tensors: torch.Tensor) -> bool:
     """Returns whether torch_tiled multiplies these: one dtype, or autocast makes it one."""
     one_dtype = True
     for tensor in tensors:
@@ -32,10 +62,10 @@ def _takes(*tensors: torch.Tensor) -> bool:
         one_dtype = one_dtype and tensor.dtype is tensors[0].dtype
     if one_dtype:
         return True
-    return all(_is_cast(tensor.dtype) for tensor in tensors) and is_autocast(tensors[0])
+    return all(is_cast(tensor.dtype) for tensor in tensors) and is_autocast(tensors[0])
 
 
-def _is_cast(dtype: torch.dtype) -> bool:
+def is_cast(dtype: torch.dtype) -> bool:
     """Autocast leaves float64 and complex numbers as they are."""
     return dtype.is_floating_point and dtype != torch.float64
 
@@ -45,12 +75,12 @@ def is_autocast(tensor: torch.Tensor) -> bool:
     return not tensor.is_meta and torch.is_autocast_enabled(tensor.device.type)
 
 
-def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Casts tensors as autocast does, if it is on."""
     if not is_autocast(tensors[0]):
         return tensors
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
-    return tuple(x.to(dtype) if _is_cast(x.dtype) else x for x in tensors)
+    return tuple(x.to(dtype) if is_cast(x.dtype) else x for x in tensors)
 
 
 def broadcasts(tensor: torch.Tensor, shape: tuple[int, ...]) -> bool:
@@ -62,42 +92,45 @@ def broadcasts(tensor: torch.Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def _uncast_on(device_type: str, route: Callable) -> Callable:
-    """A route that is not taken in autocast regions of a device, since PyTorch casts nothing there.
+    """A route of a function for which PyTorch casts nothing in autocast regions of a device.
 
     tests/models/test_override.py compares all routes with PyTorch's lists.
     """
 
-    def uncast(precision, input, *args, **options):
+    def uncast(products, input, *args, **options):
         if isinstance(input, torch.Tensor) and input.device.type == device_type:
             if is_autocast(input):
-                return None
-        return route(precision, input, *args, **options)
+                return products.uncast(device_type, route, products, input, *args, **options)
+        return route(products, input, *args, **options)
 
     return uncast
 
 
-def _multiply(precision, a, b, *, out=None, out_dtype=None, ranks=None):
+def _multiply(products, a, b, *, out=None, out_dtype=None, ranks=None):
     """a @ b, if a and b have these ranks."""
-    if not _takes(a, b) or (ranks is not None and not _have_ranks(a, b, ranks)):
+    if not takes(a, b) or (ranks is not None and not _have_ranks(a, b, ranks)):
         return None
     if a.dim() == 0 or b.dim() == 0:
         return None
     if out_dtype is not None:
-        if out_dtype not in (a.dtype, torch.float32) or is_autocast(a):  # it is not cast then
+        if out_dtype not in (a.dtype, torch.float32):
             return None
+        if is_autocast(a):  # it is not cast then
+            given = {"out": out, "out_dtype": out_dtype, "ranks": ranks}
+            return products.uncast(a.device.type, _multiply, products, a, b, **given)
         if out_dtype == a.dtype:
             out_dtype = None
     if out is None:
-        return ops.matmul(a, b, precision=precision, out_dtype=out_dtype)
+        return ops.matmul(a, b, **products.options(a, b), out_dtype=out_dtype)
     rows = a.shape[-2:-1] if a.dim() > 1 else ()
     cols = b.shape[-1:] if b.dim() > 1 else ()
     try:
         shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *rows, *cols)
     except RuntimeError:
         return None
-    if not _takes(out) or out.shape != shape or out.dtype != (out_dtype or a.dtype):
+    if not takes(out) or out.shape != shape or out.dtype != (out_dtype or a.dtype):
         return None
-    return ops.matmul(a, b, precision=precision, out=out)
+    return ops.matmul(a, b, **products.options(a, b), out=out)
 
 
 def _have_ranks(a, b, ranks) -> bool:
@@ -107,29 +140,29 @@ def _have_ranks(a, b, ranks) -> bool:
     return ranks[0] == 2 or a.shape[:-2] == b.shape[:-2]
 
 
-def _matmul(precision, input, other, *, out=None):
-    return _multiply(precision, input, other, out=out)
+def _matmul(products, input, other, *, out=None):
+    return _multiply(products, input, other, out=out)
 
 
 def _of_ranks(*ranks: int) -> Callable:
     """mm, bmm or mv, which take operands of these ranks."""
 
-    def multiply(precision, input, other=None, out_dtype=None, **options):
+    def multiply(products, input, other=None, out_dtype=None, **options):
         if options:
             for name in ("mat2", "vec"):
                 other = options.pop(name, other)
-        return _multiply(precision, input, other, ranks=ranks, out_dtype=out_dtype, **options)
+        return _multiply(products, input, other, ranks=ranks, out_dtype=out_dtype, **options)
 
     return multiply
 
 
-def _rmatmul(precision, self, other):
-    return _multiply(precision, other, self)
+def _rmatmul(products, self, other):
+    return _multiply(products, other, self)
 
 
 @functools.partial(_uncast_on, "cuda")
-def _inner(precision, input, other, *, out=None):
-    if out is not None or not _takes(input, other) or input.dtype != other.dtype:
+def _inner(products, input, other, *, out=None):
+    if out is not None or not takes(input, other) or input.dtype != other.dtype:
         return None
     if min(input.dim(), other.dim()) == 0 or max(input.dim(), other.dim()) == 1:
         return None
@@ -137,7 +170,9 @@ def _inner(precision, input, other, *, out=None):
         return None
     rows = other.shape[:-1]
     other = other.reshape(math.prod(rows), other.shape[-1])
-    return ops.matmul(input, other.mT, precision=precision).reshape(*input.shape[:-1], *rows)
+    return ops.matmul(input, other.mT, **products.options(input, other)).reshape(
+        *input.shape[:-1], *rows
+    )
 
 
 def _overflows(factor: float, dtype: torch.dtype) -> bool:
@@ -151,12 +186,12 @@ def _overflows(factor: float, dtype: torch.dtype) -> bool:
 def _adding(*ranks: int, sum_batch: bool = False) -> Callable:
     """addmm, baddbmm or addmv; or addbmm: its sum over the batch becomes a part of K."""
 
-    def add(precision, input, a=None, b=None, *others, beta=1, alpha=1, out=None, **named):
+    def add(products, input, a=None, b=None, *others, beta=1, alpha=1, out=None, **named):
         for name in ("mat1", "batch1", "mat"):
             a = named.pop(name, a)
         for name in ("mat2", "batch2", "vec"):
             b = named.pop(name, b)
-        if others or named or not _takes(input, a, b):
+        if others or named or not takes(input, a, b):
             return None
         if any(_overflows(x, input.dtype) for x in (alpha, beta)):  # PyTorch refuses it
             return None
@@ -165,7 +200,7 @@ def _adding(*ranks: int, sum_batch: bool = False) -> Callable:
         if out is not None:
             if any(map(why_differentiated, (input, a, b, out))):
                 return None
-            return _write(out, add, precision, input, a, b, beta=beta, alpha=alpha)
+            return _write(products, out, add, input, a, b, beta=beta, alpha=alpha)
         if not _have_ranks(a, b, ranks):
             return None
         if b.dim() == 1 and 0 in a.shape:  # PyTorch does not expand input then
@@ -179,15 +214,15 @@ def _adding(*ranks: int, sum_batch: bool = False) -> Callable:
                 return None
             a, b = a.transpose(0, 1).flatten(1), b.flatten(0, 1)
         if (alpha, beta) == (1, 1) and b.dim() == 2 and input.shape == b.shape[1:]:
-            return ops.linear(a, b.mT, input, precision=precision)
+            return ops.linear(a, b.mT, input, **products.options(a, b))
         shape = (*a.shape[:-1], *b.shape[max(b.dim() - 1, 1) :])
         if input.device != a.device or not (input.shape == shape or broadcasts(input, shape)):
             return None
-        input, a, b = _autocast(input, a, b)
+        input, a, b = autocast(input, a, b)
         # The sum of 16-bit floats is rounded once, at the end, as in PyTorch.
         is_16bit = a.dtype in SIXTEEN_BIT
         out_dtype = torch.float32 if is_16bit and a.dtype == b.dtype else None
-        result = ops.matmul(a, b, precision=precision, out_dtype=out_dtype)
+        result = ops.matmul(a, b, **products.options(a, b), out_dtype=out_dtype)
         if alpha != 1:
             result = result * alpha
         if beta != 0:
@@ -198,25 +233,28 @@ def _adding(*ranks: int, sum_batch: bool = False) -> Callable:
     return add
 
 
-def _write(tensor, add, *args, **options):
+def _write(products, tensor, add, *args, **options):
     """Writes the sum to a tensor of its shape. PyTorch does not autocast these functions."""
-    result = None if is_autocast(tensor) else add(*args, **options)
-    if result is None or not _takes(result, tensor):
+    if is_autocast(tensor):
+        given = products, tensor, add, *args
+        return products.uncast(tensor.device.type, _write, *given, **options)
+    result = add(products, *args, **options)
+    if result is None or not takes(result, tensor):
         return None
     fits = (result.shape, result.device) == (tensor.shape, tensor.device)
     return tensor.copy_(result) if fits else None
 
 
 def _in_place(add: Callable) -> Callable:
-    def add_(precision, self, *args, **options):
-        return _write(self, add, precision, self, *args, **options)
+    def add_(products, self, *args, **options):
+        return _write(products, self, add, self, *args, **options)
 
     return add_
 
 
-def linear(precision, input, weight, bias=None):
+def linear(products, input, weight, bias=None):
     """torch.nn.functional.linear: its bias may broadcast. None if PyTorch has to compute it."""
-    if not _takes(input, weight, *(() if bias is None else (bias,))):
+    if not takes(input, weight, *(() if bias is None else (bias,))):
         return None
     if input.dim() == 0 or weight.dim() != 2:
         return None
@@ -226,39 +264,41 @@ def linear(precision, input, weight, bias=None):
         if broadcasts(row, weight.shape[:1]):
             bias = row.expand(weight.shape[:1])
         elif input.dim() == 2:
-            return _addmm(precision, bias, input, weight.mT)
+            return _addmm(products, bias, input, weight.mT)
         else:  # PyTorch takes some of these, by the strides of input
             return None
-    return ops.linear(input, weight, bias, precision=precision)
+    return ops.linear(input, weight, bias, **products.options(input, weight))
 
 
-def _einsum(precision, equation, *operands):
+def _einsum(products, equation, *operands):
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = operands[0]
-    if not isinstance(equation, str) or len(operands) < 2 or not _takes(*operands):
+    if not isinstance(equation, str) or len(operands) < 2 or not takes(*operands):
         return None
 
     def multiply(a, b):
-        return ops.matmul(a, b, precision=precision)
+        return ops.matmul(a, b, **products.options(a, b))
 
     if operands[0].is_cuda and is_autocast(operands[0]):  # PyTorch casts once, before all of it
-        operands = _autocast(*operands)
+        operands = autocast(*operands)
         with torch.autocast("cuda", enabled=False):
-            return einsum(equation, *operands, multiply=multiply)
-    return einsum(equation, *operands, multiply=multiply)  # on the CPU each product casts
+            return einsum(equation, *operands, multiply=multiply, total=products.total)
+    # On the CPU each product casts.
+    return einsum(equation, *operands, multiply=multiply, total=products.total)
 
 
 @functools.partial(_uncast_on, "cpu")
 @functools.partial(_uncast_on, "cuda")
-def _grouped_mm(precision, a, b=None, offs=None, bias=None, out_dtype=None, **named):
+def _grouped_mm(products, a, b=None, offs=None, bias=None, out_dtype=None, **named):
     b = named.pop("mat2", named.pop("mat_b", b))
     # PyTorch takes no bias, no other out_dtype and no float64.
-    if named or bias is not None or not _takes(a, b) or out_dtype not in (None, a.dtype):
+    if named or bias is not None or not takes(a, b) or out_dtype not in (None, a.dtype):
         return None
     if a.dtype not in (torch.float32, *SIXTEEN_BIT):
         return None
     # No kernel for groups rounds to TF32.
-    return grouped_mm(a, b, offs=offs, precision="ieee" if precision == "ieee" else "fp32")
+    precision = "ieee" if products.precision == "ieee" else "fp32"
+    return grouped_mm(a, b, offs=offs, precision=precision)
 
 
 def _conv(rank: int) -> Callable:
@@ -266,8 +306,8 @@ def _conv(rank: int) -> Callable:
 
     kernel = (1,) * rank
 
-    def conv(precision, input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
-        if groups != 1 or not _takes(input, weight, *(() if bias is None else (bias,))):
+    def conv(products, input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+        if groups != 1 or not takes(input, weight, *(() if bias is None else (bias,))):
             return None
         shape, dims = weight.shape, input.dim()
         if shape[2:] != kernel or dims not in (rank + 1, rank + 2):
@@ -282,7 +322,7 @@ def _conv(rank: int) -> Callable:
             return None
         if bias is not None and bias.shape != shape[:1]:
             return None
-        result = pointwise(precision, x, weight, bias)
+        result = pointwise(x, weight, bias, products.options(x, weight))
         return result if x is input else result.squeeze(0)
 
     return conv
@@ -298,7 +338,7 @@ def _are(given, rank: int, wanted: int | None = None) -> bool:
 
 
 def _attention(
-    precision,
+    products,
     query,
     key,
     value,
@@ -310,27 +350,29 @@ def _attention(
     enable_gqa=False,
 ):
     # Its products are split, which "ieee" does not allow.
-    if precision == "ieee" or dropout_p != 0 or not runs_on_gpu(query, key, value, attn_mask):
+    if products.precision == "ieee" or dropout_p != 0:
+        return None
+    if not runs_on_gpu(query, key, value, attn_mask):
         return None
     return attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
 
 
-def _linear_or_torch(precision, input, weight, bias=None):
-    result = linear(precision, input, weight, bias)
+def _linear_or_torch(products, input, weight, bias=None):
+    result = linear(products, input, weight, bias)
     return F.linear(input, weight, bias) if result is None else result
 
 
-def _attention_or_torch(precision, *args):
-    result = _attention(precision, *args)
+def _attention_or_torch(products, *args):
+    result = _attention(products, *args)
     return F.scaled_dot_product_attention(*args) if result is None else result
 
 
 # torch.nn.functional.multi_head_attention_forward with projections and attention by torch_tiled.
 ATTENTION = {
     precision: attention_by(
-        *(functools.partial(f, precision) for f in (_linear_or_torch, _attention_or_torch))
+        *(functools.partial(f, products) for f in (_linear_or_torch, _attention_or_torch))
     )
-    for precision in ("fp32", "ieee", "tf32")
+    for precision, products in PRODUCTS.items()
 }
 
 _mm, _bmm, _mv = _of_ranks(2, 2), _of_ranks(3, 3), _uncast_on("cpu", _of_ranks(2, 1))

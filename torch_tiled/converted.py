@@ -22,7 +22,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as _NDQLinea
 from . import nn
 from ._internals import assume_constant_result
 from ._op.supported import PLAIN_TYPES, SIXTEEN_BIT, why_unsupported
-from ._routes import ATTENTION, ROUTES, broadcasts, is_autocast
+from ._routes import ATTENTION, PRODUCTS, ROUTES, broadcasts, is_autocast
 from ._routes import linear as linear_of_pytorch
 from ._warning import warn
 from .ops import check_precision, linear
@@ -130,7 +130,7 @@ class _ConvertedLinear(Converted):
                 reason = self._why_torch(input, weight, bias)
                 if reason is None:
                     raise
-        result = linear_of_pytorch(self.precision, input, self._matrix(weight), bias)
+        result = linear_of_pytorch(PRODUCTS[self.precision], input, self._matrix(weight), bias)
         if result is not None:
             return result
         self._tell(reason, self._origin.strict)
@@ -194,7 +194,7 @@ class _Pointwise(Converted):
             return type(self).forward(self, input)
         weight, bias = self.weight, self.bias
         options = self.stride, self.padding, self.dilation, self.groups
-        result = self._route(self.precision, input, weight, bias, *options)
+        result = self._route(PRODUCTS[self.precision], input, weight, bias, *options)
         if result is not None:
             return result
         if reason := _why_unsupported(weight=weight, input=input, bias=bias):

@@ -18,6 +18,8 @@ def einsum(
     equation: str,
     *operands: torch.Tensor,
     multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    total: Callable[[torch.Tensor, list[int]], torch.Tensor],
+    from_left: bool = False,
 ) -> torch.Tensor | None:
     """torch.einsum(equation, *operands), by matrix products in the order of torch.einsum.
 
@@ -26,6 +28,8 @@ def einsum(
         operands: two or more tensors.
         multiply: multiply(a, b) returns the product of (*batch, m, k) and (*batch, k, n), with one
             batch dimension or none.
+        total: total(x, dims) returns the sum over these dimensions.
+        from_left: multiply from left to right, whatever the sizes are.
 
     Returns:
         The result, or None for an equation that torch.einsum refuses.
@@ -35,21 +39,22 @@ def einsum(
         return None
     inputs, output = parsed
     pairs = [_without_repeats(x, labels) for x, labels in zip(operands, inputs, strict=True)]
-    for i, j in _path(equation, operands):
+    for i, j in _path(equation, operands, from_left):
         others = [pair for k, pair in enumerate(pairs) if k not in (i, j)]
         kept = set(output).union(*(labels for _, labels in others))
-        pairs = [*others, _multiply_pair(*pairs[i], *pairs[j], kept, multiply)]
+        pairs = [*others, _multiply_pair(*pairs[i], *pairs[j], kept, multiply, total)]
     ((result, labels),) = pairs
     return result.permute([labels.index(label) for label in output])
 
 
-def _path(equation, operands):
+def _path(equation, operands, from_left):
     """Returns the pairs of operands to multiply. Each product is appended to the other operands.
 
     The order is torch.einsum's: opt_einsum's if that is enabled, else from left to right. Compiled
     code multiplies from left to right, since its sizes may be symbolic.
     """
-    if len(operands) > 2 and opt_einsum.enabled and not is_compiling():
+    by_sizes = opt_einsum.enabled and not (from_left or is_compiling())
+    if len(operands) > 2 and by_sizes:
         find = opt_einsum.get_opt_einsum().contract_path
         return find(equation, *operands, optimize=opt_einsum.strategy)[0]
     return [(0, 1), *((last, 0) for last in range(len(operands) - 2, 0, -1))]
@@ -113,13 +118,13 @@ def _without_repeats(x, labels):
     return x, labels
 
 
-def _multiply_pair(a, a_labels, b, b_labels, kept, multiply):
+def _multiply_pair(a, a_labels, b, b_labels, kept, multiply, total):
     """Multiplies two tensors, and sums over all labels that are not kept."""
     # A product sums over a label only if neither of its sizes is 1, as in torch.einsum: autocast
     # regions cast the operands of products alone.
     a_long, b_long = _long(a, a_labels), _long(b, b_labels)
-    a, a_labels = _summed(a, a_labels, kept.union(a_long & b_long))
-    b, b_labels = _summed(b, b_labels, kept.union(a_long & b_long))
+    a, a_labels = _summed(a, a_labels, kept.union(a_long & b_long), total)
+    b, b_labels = _summed(b, b_labels, kept.union(a_long & b_long), total)
     shared = [label for label in a_labels if label in b_labels]
     batch = [label for label in shared if label in kept]
     inner = [label for label in shared if label not in kept]
@@ -160,8 +165,8 @@ def _long(x, labels):
     return {label for label, size in zip(labels, x.shape, strict=True) if size != 1}
 
 
-def _summed(x, labels, kept):
+def _summed(x, labels, kept, total):
     dims = [i for i, label in enumerate(labels) if label not in kept]
     if not dims:
         return x, labels
-    return x.sum(dims), [label for label in labels if label in kept]
+    return total(x, dims), [label for label in labels if label in kept]

@@ -150,9 +150,12 @@ def _named(name: str, kind: str) -> str:
 
 # --- What to do about an operator ----------------------------------------------------------------
 
+_INVARIANT = "run the model in torch_tiled.invariant()"
+_PRODUCT = f"A kernel is picked by the number of rows: {_INVARIANT}"
+_BY_DEFINITION = "A reduction over the batch depends on it by definition."
 _REDUCTION = (
-    "A reduction over the batch depends on it by definition. Another one may be split by the "
-    "number of rows: write a sum as torch_tiled.matmul with a vector of ones"
+    f"{_BY_DEFINITION} Another one may be split by the number of rows: {_INVARIANT}, or write it "
+    f"by functions of torch_tiled.nn.functional."
 )
 _DROPOUT = "It draws random numbers, which depend on the shape of the batch: call eval()."
 _OTHER = "Compute it for one sample at a time, or by operators of one fixed order."
@@ -163,10 +166,7 @@ _NOT_DETERMINISTIC = (
     "PyTorch's, or adds in no fixed order."
 )
 _RNN = "Its products are inside of one operator: write the cell with torch_tiled.nn.Linear."
-_CONVOLUTION = (
-    "cuDNN picks an algorithm by the shape: set torch.backends.cudnn.benchmark = False, or write "
-    "the convolution as unfold and torch_tiled.matmul."
-)
+_CONVOLUTION = f"An algorithm is picked by the shape: {_INVARIANT}."
 _ATOMICS = "On a GPU atomics may add in any order: call torch.use_deterministic_algorithms(True)."
 _ELEMENTWISE = (
     "On a CPU it may round elements in whole SIMD registers and those left over in different ways: "
@@ -174,35 +174,26 @@ _ELEMENTWISE = (
 )
 # By the operator's name, without an underscore at its end: what to do on a GPU, and on a CPU.
 _ADVICE = {
-    "mm addmm bmm baddbmm mv addmv dot linear matmul addbmm einsum": (
-        "A kernel is picked by the number of rows: use torch_tiled.convert(model) or "
-        "torch_tiled.override().",
-        "A kernel is picked by the number of rows: name an algorithm of torch_tiled, as in "
-        'torch_tiled.nn.Linear(..., algorithm="tiled"), since its "auto" is PyTorch on a CPU.',
+    "mm addmm bmm baddbmm mv addmv dot linear matmul addbmm einsum _grouped_mm": (
+        f"{_PRODUCT}, or use torch_tiled.convert(model) or torch_tiled.override().",
+        f'{_PRODUCT}, or name an algorithm of torch_tiled, whose "auto" is PyTorch on a CPU.',
     ),
-    "_grouped_mm": ("Use torch_tiled.grouped_mm or torch_tiled.override().",),
     "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention "
     "_scaled_dot_product_cudnn_attention _scaled_dot_product_flash_attention_for_cpu "
     "_scaled_dot_product_attention_math _flash_attention_forward _efficient_attention_forward "
     "scaled_dot_product_attention": (
-        "Use torch_tiled.nn.functional.scaled_dot_product_attention, or torch_tiled.override() for "
-        "float32 on a Hopper GPU.",
-        "Use torch_tiled.nn.functional.scaled_dot_product_attention with an algorithm, such as "
-        '"fp16x3".',
+        f"The keys may be split by the number of rows: {_INVARIANT}, or use "
+        f"torch_tiled.nn.functional.scaled_dot_product_attention.",
     ),
     "native_layer_norm native_group_norm _fused_rms_norm rms_norm _softmax _safe_softmax "
     "_log_softmax sum mean var var_mean std std_mean linalg_vector_norm norm logsumexp cumsum "
-    "cumprod prod max min amax amin nll_loss_forward": (
-        f"{_REDUCTION}.",
-        f'{_REDUCTION} and algorithm="tiled".',
-    ),
+    "nll_loss_forward": (_REDUCTION,),
+    "max min amax amin": (_BY_DEFINITION,),
     "native_batch_norm _native_batch_norm_legit _batch_norm_with_update cudnn_batch_norm "
     "miopen_batch_norm": ("In training it computes the batch's statistics: call eval().",),
     "native_dropout bernoulli dropout rand rand_like randn randn_like uniform normal": (_DROPOUT,),
     "convolution _convolution cudnn_convolution mkldnn_convolution conv1d conv2d conv3d": (
         _CONVOLUTION,
-        "An algorithm is picked by the shape: write the convolution as unfold and "
-        'torch_tiled.matmul with an algorithm, such as "tiled".',
     ),
     "_cudnn_rnn mkldnn_rnn_layer lstm gru rnn_tanh rnn_relu _thnn_fused_lstm_cell "
     "_thnn_fused_gru_cell": (_RNN,),
@@ -213,7 +204,7 @@ _ADVICE = {
         _ELEMENTWISE,
     ),
     "_transformer_encoder_layer_fwd _native_multi_head_attention": (
-        "It is PyTorch's fast path for a whole layer, which torch_tiled.convert(model) leaves.",
+        f"It is PyTorch's fast path for a whole layer: {_INVARIANT}, which does not take it.",
     ),
 }
 
@@ -224,8 +215,10 @@ def _advice(operators: str, on_cpu: bool) -> str:
         return _MODULE
     for operator in operators.replace(",", "").split():
         namespace, _, name = operator.partition(".")
+        if namespace == "tiled" and name.startswith("_row_"):
+            return _BY_DEFINITION
         if namespace == "tiled":
-            return 'On a CPU "auto" is PyTorch: name an algorithm, such as algorithm="tiled".'
+            return f'On a CPU "auto" is PyTorch: {_INVARIANT}, or name an algorithm.'
         for names, sentences in _ADVICE.items():
             if namespace == "aten" and name.removesuffix("_") in names.split():
                 return sentences[-1 if on_cpu else 0]

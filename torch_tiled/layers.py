@@ -8,6 +8,7 @@ names the precision, since kernelize passes no options.
 import torch
 import torch.nn.functional as F
 
+from ._routes import PRODUCTS
 from ._routes import linear as linear_of_pytorch
 
 __all__ = ["Linear", "LinearIEEE", "LinearTF32"]
@@ -15,7 +16,7 @@ __all__ = ["Linear", "LinearIEEE", "LinearTF32"]
 
 def _forward(precision: str, layer: torch.nn.Module, input: torch.Tensor) -> torch.Tensor:
     """Multiplies by torch_tiled if it takes the operands, otherwise by PyTorch."""
-    result = linear_of_pytorch(precision, input, layer.weight, layer.bias)
+    result = linear_of_pytorch(PRODUCTS[precision], input, layer.weight, layer.bias)
     return F.linear(input, layer.weight, layer.bias) if result is None else result
 
 

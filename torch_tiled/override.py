@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from ._internals import assume_constant_result
 from ._op.supported import PLAIN_TYPES
-from ._routes import ATTENTION, ROUTES, UNREACHED
+from ._routes import ATTENTION, PRODUCTS, ROUTES, UNREACHED
 from ._warning import warn
 from .ops import check_precision
 
@@ -73,7 +73,7 @@ class override(TorchFunctionMode):
         kwargs = kwargs or {}
         route = ROUTES.get(func)
         if route is not None:
-            result = route(self.precision, *args, **kwargs)
+            result = route(PRODUCTS[self.precision], *args, **kwargs)
             if result is not None:
                 return result
         if self.strict and (route is not None or func in UNREACHED):

@@ -10,11 +10,14 @@ from ._op import fast_path
 from ._op.fast_path import is_plain
 from ._op.out_of_memory import raise_if_out_of_memory
 
-__all__ = ["pointwise"]
+__all__ = ["is_channels_last", "pointwise"]
 
 
 def pointwise(
-    precision: str, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    options: dict[str, str],
 ) -> torch.Tensor:
     """The convolution of a batch with a kernel of 1, stride 1, no padding and one group.
 
@@ -26,14 +29,15 @@ def pointwise(
         input: (n, c, *sizes) with no empty dimension but n.
         weight: (o, c, 1, ...).
         bias: (o,), or None.
+        options: of torch_tiled.matmul.
 
     Returns:
         (n, o, *sizes), in the memory format of the input.
     """
     pixels = input.shape[2:]
-    channels_last = _is_channels_last(input)
+    channels_last = is_channels_last(input)
     by_rows = channels_last or math.prod(pixels) == 1
-    if precision == "fp32" and input.is_cuda and _is_plain(input, weight, bias):
+    if options["precision"] == "fp32" and input.is_cuda and _is_plain(input, weight, bias):
         try:
             y = fast_path.pointwise(input, weight, bias if by_rows else None, channels_last)
         except RuntimeError as error:
@@ -42,13 +46,13 @@ def pointwise(
         return y if by_rows or bias is None else y.add_(bias.view(-1, *(1,) * len(pixels)))
     weight = weight.flatten(1)
     if channels_last:
-        return _of_rows(precision, input, weight, bias)
+        return _of_rows(input, weight, bias, options)
     if by_rows:
-        y = _of_rows(precision, input, weight, bias).flatten(1)
+        y = _of_rows(input, weight, bias, options).flatten(1)
     else:
         is_flat = input.is_contiguous() or _is_flat(pixels, input.stride()[2:])
         x = input.flatten(2) if is_flat else input.movedim(1, -2)  # else by rows of the image
-        y = ops.matmul(weight, x, precision=precision)
+        y = ops.matmul(weight, x, **options)
         if bias is not None:
             if bias.dtype != y.dtype:  # autocast has cast y
                 bias = bias.to(y.dtype)
@@ -68,12 +72,12 @@ def _is_plain(input, weight, bias) -> bool:
     return is_plain(input, weight) if bias is None else is_plain(input, weight, bias)
 
 
-def _of_rows(precision, input, weight, bias):
+def _of_rows(input, weight, bias, options):
     """The convolution with a row of the product for each pixel: its strides are channels_last."""
-    return ops.linear(input.movedim(1, -1), weight, bias, precision=precision).movedim(-1, 1)
+    return ops.linear(input.movedim(1, -1), weight, bias, **options).movedim(-1, 1)
 
 
-def _is_channels_last(x) -> bool:
+def is_channels_last(x) -> bool:
     """Returns whether PyTorch takes x for channels_last or channels_last_3d, by its strides.
 
     Strides of dimensions of 1 can fit several formats. The rule is Tensor.suggest_memory_format()

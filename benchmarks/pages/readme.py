@@ -117,7 +117,7 @@ def write_source(measured: dict) -> str:
         "Errors are relative to float64. "
         f"A step is forward, backward and Adam: {steps}. A Llama of 12 layers answers prompts of "
         f"{length} tokens; tokens that it generates in float32 need "
-        "[the norms' means by products, too](docs/guide/batch_invariance.md)."
+        "[`torch_tiled.invariant()`](docs/guide/batch_invariance.md)."
     )
 
 

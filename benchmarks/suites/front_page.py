@@ -16,6 +16,8 @@ cannot be measured says why, and the exit status is then 1. --small is for a mac
 """
 
 import argparse
+import contextlib
+import copy
 import statistics
 import sys
 import time
@@ -23,7 +25,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+from torch import nn
 
+import torch_tiled
 from benchmarks import ROOT
 from benchmarks.command import DTYPES, Parser, Session, at_least, exit_with
 from benchmarks.gemm import machine, variants
@@ -45,14 +49,28 @@ from benchmarks.suites.shapes import Shape
 sys.path.append(str(ROOT / "examples"))  # the models are those of the examples
 
 import models
-import same_answer
+import same_tokens
 import tasks
 from shared import now
 
 Step = Callable[[], object]
 
 MODELS = {"gpt2": "GPT-2 small", "bert": "BERT base", "vit": "ViT base", "llama": "Llama 125M"}
-PROMPT_WAYS = ("torch", "convert", "override, means")  # names in same_answer.WAYS
+PROMPT_WAYS = ("torch", "convert", "invariant")
+PROMPTS = 8
+
+
+def llama(args: argparse.Namespace) -> nn.Module:
+    sizes = (128, 2, 2, 1, 100) if args.small else (2048, 12, 16, 8, 32000)
+    no_end = {"eos_token_id": None, "pad_token_id": 0}  # each answer has as many tokens
+    with torch.device(args.device):
+        return tasks.llama_model(*sizes, intermediate_size=sizes[0] * 11 // 4, **no_end).eval()
+
+
+def converted(model: nn.Module) -> nn.Module:
+    model = copy.deepcopy(model)
+    torch_tiled.convert(model)
+    return model
 
 
 def product(args: argparse.Namespace, dtype: str) -> dict:
@@ -115,10 +133,9 @@ def prefill(args: argparse.Namespace) -> dict:
     """The median time of a Llama's logits, as it is and converted."""
     torch.manual_seed(0)
     shape = (2, 5) if args.small else (16, 512)
-    with torch.device(args.device):
-        theirs = same_answer.llama(not args.small)
-        tokens = torch.randint(theirs.config.vocab_size, shape)
-    ours = same_answer.converted(theirs)
+    theirs = llama(args)
+    tokens = torch.randint(theirs.config.vocab_size, shape, device=args.device)
+    ours = converted(theirs)
     tasks.attend(ours)
     calls = {"": partial(ours, tokens), "peer_": partial(theirs, tokens)}
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -138,28 +155,48 @@ def prefill(args: argparse.Namespace) -> dict:
     }
 
 
+@torch.no_grad()
 def prompts(args: argparse.Namespace, dtype: str) -> Iterator[dict]:
     """How many prompts keep their bits in a batch, by way."""
     torch.manual_seed(0)
-    with torch.device(args.device):
-        model = same_answer.llama(not args.small).to(same_answer.DTYPES[dtype])
-        length = 5 if args.small else 64
-        asked = torch.randint(model.config.vocab_size, (same_answer.PROMPTS, length))
-    for way in same_answer.WAYS:
-        if way.name not in PROMPT_WAYS:
-            continue
-        done = same_answer.ask(way, model, asked, args.tokens)
+    model = llama(args).to(same_tokens.DTYPES[dtype])
+    length = 5 if args.small else 64
+    asked = torch.randint(1, model.config.vocab_size, (PROMPTS, length), device=args.device)
+
+    def answer(model: nn.Module, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The logits of the prompts and of each token that is generated, and the tokens."""
+        tokens, logits = same_tokens.generate(model, list(rows), args.tokens)
+        return model(rows).logits, logits, tokens
+
+    def prefill_ms(model: nn.Module, rows: torch.Tensor) -> float:
+        times = []
+        for _ in range(1 + args.repeats):
+            start = now(rows)
+            model(rows)
+            times.append(now(rows) - start)
+        return statistics.median(times[1:]) * 1e3
+
+    for way in PROMPT_WAYS:
+        asks = converted(model) if way == "convert" else model
+        is_invariant = way == "invariant"
+        with torch_tiled.invariant() if is_invariant else contextlib.nullcontext():
+            together = answer(asks, asked)
+            answers = [answer(asks, row) for row in asked.split(1)]
+            alone = [torch.cat(each) for each in zip(*answers, strict=True)]
+            times = prefill_ms(asks, asked[:1]), prefill_ms(asks, asked)
+        pairs = list(zip(alone, together, strict=True))
+        prefill, steps, tokens = (sum(map(torch.equal, *pair)) for pair in pairs)
         yield {
             "dtype": dtype,
-            "way": way.name,
-            "prompts": same_answer.PROMPTS,
+            "way": way,
+            "prompts": PROMPTS,
             "length": length,
             "generated": args.tokens,
-            "same_prompts": done.prefill,
-            "same_generated": done.steps,
-            "same_tokens": done.tokens,
-            "alone_ms": done.alone_ms,
-            "batch_ms": done.batch_ms,
+            "same_prompts": prefill,
+            "same_generated": steps,
+            "same_tokens": tokens,
+            "alone_ms": times[0],
+            "batch_ms": times[1],
         }
 
 
@@ -209,7 +246,7 @@ def jobs(args: argparse.Namespace) -> Iterator[tuple[dict, object]]:
         yield {"kind": "training", "model": MODELS[name]}, partial(training, args, name)
     yield {"kind": "prefill"}, partial(prefill, args)
     yield {"kind": "streamed"}, partial(in_budget, args)
-    for dtype in same_answer.DTYPES:
+    for dtype in same_tokens.DTYPES:
         yield {"kind": "prompts", "dtype": dtype}, partial(prompts, args, dtype)
 
 

@@ -19,6 +19,7 @@
 
 #include "binding/attention.h"
 #include "binding/copies.h"
+#include "binding/cumsum.h"
 #include "binding/explain.h"
 #include "binding/grouped.h"
 #include "binding/mixed.h"
@@ -374,6 +375,7 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.def("_row_softmax_backward(Tensor grad, Tensor y, bool log) -> Tensor");
   m.def("_row_logsumexp(Tensor x) -> Tensor");
   m.def("_row_sum(Tensor x, bool mean) -> Tensor");
+  m.def("_row_cumsum(Tensor x, bool reverse) -> Tensor");
   m.def(
       "attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, SymInt? causal_offset, "
       "float scale) -> (Tensor out, Tensor sum, Tensor exponent)");
@@ -457,6 +459,7 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.impl("_row_softmax_backward", TORCH_BOX(&tiled::row_softmax_backward));               \
   m.impl("_row_logsumexp", TORCH_BOX(&tiled::row_logsumexp));                             \
   m.impl("_row_sum", TORCH_BOX(&tiled::row_sum));                                         \
+  m.impl("_row_cumsum", TORCH_BOX(&tiled::row_cumsum));                                   \
   m.impl("attention", TORCH_BOX(&tiled::run_attention));                                  \
   m.impl("attention_packed", TORCH_BOX(&tiled::run_attention_packed));                    \
   m.impl("_attention_backward", TORCH_BOX(&tiled::run_attention_backward));               \

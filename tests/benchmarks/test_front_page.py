@@ -32,13 +32,12 @@ def test_the_readme_is_not_written_from_a_part_of_the_results(left):
 def test_the_front_page_is_measured_in_one_run(run, monkeypatch):
     pytest.importorskip("transformers", reason="no transformers")
     monkeypatch.setattr(front_page, "MODELS", {"gpt2": "GPT-2 small"})
-    monkeypatch.setattr(front_page, "PROMPT_WAYS", ("torch", "convert"))
-    monkeypatch.setattr(front_page.same_answer, "PROMPTS", 2)
+    monkeypatch.setattr(front_page, "PROMPTS", 2)
     quick = "--small --device cpu --seconds 0.01 --repeats 1 --steps 2 --tokens 1"
     status, found, _ = run(front_page.main, quick)
     assert status == 0
     kinds = [row["kind"] for row in found["rows"]]
-    assert kinds == ["product"] * 2 + ["training", "prefill", "streamed"] + ["prompts"] * 4
+    assert kinds == ["product"] * 2 + ["training", "prefill", "streamed"] + ["prompts"] * 6
     assert all(row.get("ratio", 1) > 0 for row in found["rows"])
     for row in found["rows"]:
         if row["kind"] in ("training", "prefill"):

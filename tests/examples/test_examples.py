@@ -8,10 +8,8 @@ import demo
 import larger_than_memory
 import models
 import pytest
-import same_answer
 import torch
 from helpers.packaging import output_of, run
-from helpers.reference import takes
 from helpers.small_models import TASKS, small
 from torch.testing import assert_close
 
@@ -89,77 +87,6 @@ def test_the_demo_refuses_other_devices(capsys):
     with pytest.raises(SystemExit):
         demo.main(["--device", "meta"])
     assert "it is meta; it must be cpu, cuda or cuda:<index>" in capsys.readouterr().err
-
-
-@pytest.fixture
-def asked(device):
-    """Asks a small Llama in the way of a name."""
-    pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    model = same_answer.llama(full=False).to(device)
-    prompts = torch.randint(model.config.vocab_size, (3, 5), device=device)
-
-    def ask(name, dtype):
-        (way,) = [way for way in same_answer.WAYS if way.name == name]
-        return same_answer.ask(way, model.to(dtype), prompts, tokens=2)
-
-    return ask
-
-
-@pytest.mark.parametrize("dtype", same_answer.DTYPES.values(), ids=same_answer.DTYPES)
-def test_a_prompt_has_one_answer_alone_and_in_a_batch(asked, monkeypatch, dtype, device):
-    monkeypatch.setattr(same_answer, "TIMES", 1)
-    for name in ("override, means", "override, eager, means"):
-        done = asked(name, dtype)
-        if "eager" in name or takes("fp16x3", dtype, device):  # else attention is PyTorch's
-            assert (done.prefill, done.steps, done.tokens) == (3, 3, 3)
-        assert done.alone_ms > 0 and done.batch_ms > 0
-    assert asked("convert", dtype).prefill <= 3
-
-
-def test_the_ways_of_the_same_answer_multiply_by_torch_tiled():
-    pytest.importorskip("transformers")
-    model = same_answer.llama(full=False)
-    layers = sum(isinstance(x, torch.nn.Linear) for x in model.modules())
-    prompts = torch.randint(model.config.vocab_size, (2, 5))
-    calls = {}
-    for way in same_answer.WAYS:
-        ready = way.prepare(model)
-        ready.set_attn_implementation(way.attention)
-        with torch.no_grad(), way.statement(ready), torch.profiler.profile() as profiled:
-            ready(prompts)
-        counts = {event.key: event.count for event in profiled.key_averages()}
-        names = "linear", "matmul", "attention"
-        calls[way.name] = [counts.get(f"tiled::{name}", 0) for name in names]
-    norms = sum("RMSNorm" in type(x).__name__ for x in model.modules())
-    attentions = model.config.num_hidden_layers
-    rotary = calls["override"][1]  # some versions of transformers find angles by a product
-    assert rotary in (0, 1)
-    assert calls == {
-        "torch": [0, 0, 0],
-        "convert": [layers, 0, 0],
-        "override": [layers, rotary, attentions],
-        "override, means": [layers, norms + rotary, attentions],
-        "torch, eager": [0, 0, 0],
-        "override, eager": [layers, 2 * attentions + rotary, 0],
-        "override, eager, means": [layers, 2 * attentions + norms + rotary, 0],
-    }
-
-
-def test_the_same_answer_prints_a_row_for_each_way(monkeypatch, capsys):
-    pytest.importorskip("transformers")
-    monkeypatch.setattr(same_answer, "TIMES", 1)
-    same_answer.main(["--device", "cpu", "--dtype", "float32", "--tokens", "2"])
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line.split() for line in lines if line.startswith("float32")]
-    assert [" ".join(row[1:-5]) for row in rows] == [way.name for way in same_answer.WAYS]
-    assert rows[-1][-5:-2] == ["8", "8", "8"]
-
-
-def test_the_same_answer_says_what_it_needs(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(SystemExit, match="pip install transformers"):
-        same_answer.main(["--device", "cpu"])
 
 
 def gram_of(capsys, *arguments):

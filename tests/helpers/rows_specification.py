@@ -9,6 +9,7 @@ import torch
 from helpers.specification import fma as fma_of_tensors
 
 CHUNK, PARTS = 1024, 128
+SEGMENT, GROUP = 128, 4
 LOG2E, REST_OF_LOG2E = (float.fromhex(c) for c in ("0x1.715476p0", "0x1.4ae0cp-26"))
 EXP2 = [
     float.fromhex(c)
@@ -79,6 +80,38 @@ def sum_row(x, y=None):
         parts = parts[:, :, :width] + parts[:, :, width:]
     sums = parts[:, :, 0]
     return sum_row(sums) if chunks > 1 else sums[:, 0]
+
+
+def _sums_before(x):
+    """The sums of the numbers before each, and of all, along the last axis: from +0, ascending."""
+    return np.add.accumulate(np.concatenate([np.zeros_like(x[..., :1]), x], -1), -1)
+
+
+def running_sums(x, reverse=False):
+    """The sum of the elements up to each one, or back from the last one."""
+    if reverse:
+        return running_sums(x[:, ::-1])[:, ::-1].copy()
+    rows, n = x.shape
+    superchunks = -(-n // CHUNK**2)
+    chunks = min(max(-(-n // CHUNK), 1), CHUNK)
+    padded = np.zeros((rows, superchunks * chunks * CHUNK), x.dtype)
+    padded[:, :n] = x
+    with np.errstate(all="ignore"):
+        in_groups = np.add.accumulate(
+            padded.reshape(rows, superchunks, chunks, CHUNK // SEGMENT, SEGMENT // GROUP, GROUP), -1
+        )
+        totals, width = in_groups[..., -1], 1
+        while width < SEGMENT // GROUP:
+            later = totals[..., :-width] + totals[..., width:]
+            totals, width = np.concatenate([totals[..., :width], later], -1), 2 * width
+        before_groups = np.concatenate([np.zeros_like(totals[..., :1]), totals[..., :-1]], -1)
+        before_segments = _sums_before(totals[..., -1])
+        before_chunks = _sums_before(before_segments[..., -1])
+        before_superchunks = _sums_before(before_chunks[..., -1])
+        starts = before_segments[..., :-1, None] + before_groups
+        carries = before_superchunks[..., :-1, None] + before_chunks[..., :-1]
+        sums = (carries[..., None, None] + starts)[..., None] + in_groups
+    return sums.reshape(rows, -1)[:, :n]
 
 
 def exp_of(x):

@@ -109,9 +109,12 @@ def test_a_model_that_is_not_deterministic():
 
 
 def test_advice_is_about_the_device():
-    for name in ("aten.addmm", "aten.bmm", "aten.mean", "aten._softmax", "aten.convolution"):
+    for name in ("aten.addmm", "aten.bmm", "aten.gelu"):
         assert _advice(name, on_cpu=False) != _advice(name, on_cpu=True)
+    for name in ("aten.mean", "aten._softmax", "aten.convolution", "aten.addmm", "tiled.matmul"):
+        assert "torch_tiled.invariant()" in _advice(name, on_cpu=True)
     assert "torch_tiled.convert(model)" in _advice("aten.addmm", on_cpu=False)
+    assert _advice("tiled._row_sum", on_cpu=False).endswith("by definition.")
     assert _advice("aten.histc, aten._grouped_mm", on_cpu=False) == _advice(
         "aten._grouped_mm", False
     )

@@ -109,6 +109,43 @@ def test_generation(name, cache, device, registered, takes):
     assert torch.equal(found, expected)
 
 
+@pytest.fixture
+def experts():
+    """The name of torch_tiled's experts while it is registered."""
+    table = pytest.importorskip("transformers.integrations.moe").ALL_EXPERTS_FUNCTIONS
+    before = dict(table._global_mapping)
+    torch_tiled.experts.register()
+    yield "torch_tiled"
+    table._global_mapping.clear()
+    table._global_mapping.update(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_prompt_is_the_same_alone_and_in_a_batch(dtype, device, registered, experts):
+    config = transformers.Qwen3MoeConfig(
+        **SMALL | {"hidden_size": 64, "max_position_embeddings": 128},
+        num_key_value_heads=2,
+        head_dim=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+    )
+    model = transformers.Qwen3MoeForCausalLM(config).to(device, dtype).eval()
+    model.set_attn_implementation(registered)
+    model.set_experts_implementation(experts)
+    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    ids, mask = torch.randint(1, 50, (2, 70), device=device), torch.ones(2, 70, device=device)
+    mask[1, :9] = 0
+    with torch_tiled.invariant():
+        static = {"cache_implementation": "static", "disable_compile": True}
+        together = model.generate(ids, attention_mask=mask.long(), **options, **static).logits
+        for i, first in enumerate((0, 9)):
+            prompt = ids[i : i + 1, first:]
+            alone = model.generate(prompt, attention_mask=torch.ones_like(prompt), **options).logits
+            assert torch.equal(torch.cat(alone), torch.stack(together)[:, i])
+
+
 def test_compiled(device, registered, takes, fresh_compiler):
     model, given = make("Llama", device), draw("right", device)
     model.set_attn_implementation(registered)

@@ -95,6 +95,11 @@ def test_autocast_active():
             assert not _internals.autocast_active()
 
 
+def test_has_kernel():
+    assert _internals.has_kernel("aten::layer_norm", "AutocastCUDA")
+    assert not _internals.has_kernel("aten::layer_norm", "AutocastCPU")
+
+
 def test_is_jit_tracing():
     seen = []
     torch.jit.trace(lambda x: seen.append(_internals.is_jit_tracing()) or x, torch.ones(2))

@@ -40,6 +40,12 @@ FUNCTIONS = {
     "logsumexp": (operators._row_logsumexp.default, on_last(torch.logsumexp, -1), 0),
     "sum": (on_last(operators._row_sum.default, False), on_last(torch.sum, -1), 0),
     "mean": (on_last(operators._row_sum.default, True), on_last(torch.mean, -1), 0),
+    "cumsum": (on_last(operators._row_cumsum.default, False), on_last(torch.cumsum, -1), 0),
+    "cumsum, reversed": (
+        on_last(operators._row_cumsum.default, True),
+        lambda x: x.flip(-1).cumsum(-1).flip(-1),
+        0,
+    ),
     "layer_norm": (*(functools.partial(f, True) for f in (norm, torch_norm)), 2),
     "layer_norm, bare": (*(functools.partial(f, True) for f in (norm, torch_norm)), 0),
     "rms_norm": (*(functools.partial(f, False) for f in (norm, torch_norm)), 1),

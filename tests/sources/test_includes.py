@@ -17,6 +17,7 @@ MAY_INCLUDE = {
         *("torch", "cuda", "dlfcn.h", "core/*", "select/*", "staging/*", "cpu/apply_epilogue.h"),
         *("cpu/attention.h", "kernels/attention/launch.h", "kernels/grouped/launch.h"),
         *("cpu/norms.h", "cpu/rows.h", "kernels/rows/launch.h", "kernels/rows/norms_launch.h"),
+        *("cpu/cumsum.h", "kernels/rows/cumsum.h"),
     },
     # Copies by threads of the host, which know neither PyTorch nor CUDA.
     "staging": {"unistd.h", "emmintrin.h"},

@@ -24,7 +24,7 @@ dispatcher starts over once for each level, the innermost transform first: a lev
 kernel of FuncTorchBatched, a level of grad or jvp that of Autograd.
 
 The functions in torch_tiled/ops.py, and torch.ops.tiled.matmul, linear and gemm_ as packets.py has
-Python call them, enter in one of three ways:
+Python call them, enter in one of these ways:
 
     file            used for                    where it enters
     --------------  --------------------------  --------------------------------------------------
@@ -32,12 +32,16 @@ Python call them, enter in one of three ways:
     call.py         plain tensors, options,     the operator, below Autograd
                     nothing to differentiate
     call.py         everything else             the operator, at its highest key
+    row_calls.py    plain tensors, reductions   the operator below Autograd, or its Function
 
 These files are used by several of the above:
 
     derivatives.py      the Functions: forward, backward and jvp of matmul, linear, grouped_mm
     attention.py        the derivatives of attention: a kernel for gradients, else a composite
     attention_packed.py those of packed sequences, a kernel's or a padded batch's
+    rows.py             the derivatives of reductions of rows, and vmap
+    channels.py         _channel_affine, for the parameters of group norms
+    gather.py           _row_gather and _row_scatter, for the classes of losses
     gradient_flow.py    asks if a gradient or a tangent may flow through a tensor
     checks.py           the argument checks and error texts, the same as in csrc
     supported.py        the dtypes, layouts and devices that the operators take
@@ -59,10 +63,12 @@ from . import library  # noqa: F401, first: the modules below look up operators 
 from . import (
     autocast,
     autograd,
+    channels,
     fake,
     fast_path,
     flops,
     functional,
+    gather,
     inplace,
     layouts,
     lazy,
@@ -78,6 +84,8 @@ for _module in (
     autocast,
     autograd,
     rows,
+    channels,
+    gather,
     inplace,
     lazy,
     functional,

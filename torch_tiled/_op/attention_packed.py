@@ -14,7 +14,7 @@ from .attention import _attention_backward, _attention_tangent, _has_kernel, _ru
 from .namespace import operators
 
 
-def _rows(offsets, length, rows):
+def row_of_place(offsets, length, rows):
     """The row of each place of (sequences, length), and whether its sequence has this place."""
     starts, ends = offsets[:-1, None].long(), offsets[1:, None].clamp(max=rows)
     places = starts + torch.arange(length, device=starts.device)
@@ -23,7 +23,7 @@ def _rows(offsets, length, rows):
 
 def pad(x, offsets, length):
     """(rows, heads, columns) as (sequences, heads, length, columns), with zeros for no row."""
-    rows, has = _rows(offsets, length, x.shape[0])
+    rows, has = row_of_place(offsets, length, x.shape[0])
     if x.shape[0] == 0:
         return x.new_zeros(*rows.shape, *x.shape[1:]).transpose(1, 2)
     return x[rows].where(has[:, :, None, None], 0).transpose(1, 2)
@@ -45,7 +45,7 @@ def unpad(x, offsets, rows):
 
 def mask_of_keys(offsets, length, rows):
     """The mask of the keys that sequences have, (sequences, 1, 1, length)."""
-    return _rows(offsets, length, rows)[1][:, None, None]
+    return row_of_place(offsets, length, rows)[1][:, None, None]
 
 
 class AttentionPacked(SingleLevelFunction):

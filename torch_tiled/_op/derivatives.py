@@ -29,6 +29,7 @@ from .supported import SIXTEEN_BIT
 _matmul = operators.matmul.default
 _linear = operators.linear.default
 _grouped_mm = operators.grouped_mm.default
+_OF_MIXED = {"fp32": "fp16x3", "ieee": "tiled", "tf32": "tf32"}
 _threshold_backward = torch.ops.aten.threshold_backward.default
 
 
@@ -53,6 +54,10 @@ def _product(x, y, options):
     """x @ y, by the fast path if it may be taken, as in most backward passes."""
     if not options and is_plain(x, y):
         return plain_matmul(x, y)
+    if x.dtype != y.dtype and options.get("algorithm", "auto").startswith("mma"):
+        # A float32 gradient times 16-bit numbers is a product of float32.
+        named = _OF_MIXED[options.get("precision", "fp32")]
+        options = {**options, "algorithm": named}
     return _matmul(x, y, **options)
 
 

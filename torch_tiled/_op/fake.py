@@ -95,9 +95,14 @@ def _fake_gradients(q, shapes, options):
     return tuple(q.new_empty(shape if needed else (0,)) for shape, needed in needs)
 
 
-def _fake_row_softmax(x, log):
-    check_rows("tiled::_row_softmax", "x", x)
-    return x.new_empty(x.shape)
+def _fake_rows(op):
+    """The fake kernel of an operator with a result for each element."""
+
+    def kernel(x, _):
+        check_rows(op, "x", x)
+        return x.new_empty(x.shape)
+
+    return kernel
 
 
 def _fake_row_softmax_backward(grad, y, log):
@@ -137,9 +142,10 @@ def register(library):
         ("_row_norm", _fake_row_norm),
         ("_row_norm_backward", _fake_row_norm_backward),
         ("prepare", _fake_prepare),
-        ("_row_softmax", _fake_row_softmax),
+        ("_row_softmax", _fake_rows("tiled::_row_softmax")),
         ("_row_softmax_backward", _fake_row_softmax_backward),
         ("_row_logsumexp", _fake_row_reduction("tiled::_row_logsumexp")),
         ("_row_sum", _fake_row_reduction("tiled::_row_sum")),
+        ("_row_cumsum", _fake_rows("tiled::_row_cumsum")),
     ):
         torch.library.register_fake(f"{NAMESPACE}::{name}", kernel, lib=library)

@@ -8,12 +8,12 @@ import torch
 from .checks import _check, _check_same_device, _shape
 
 _16BIT = (torch.bfloat16, torch.float16)
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def check_rows(op, name, x):
-    if x.dtype not in _DTYPES:
-        *others, last = map(str, _DTYPES)
+    if x.dtype not in DTYPES:
+        *others, last = map(str, DTYPES)
         raise RuntimeError(f"{op}: {name} is {x.dtype}; it must be {', '.join(others)} or {last}")
     if x.dim() == 0:
         raise RuntimeError(f"{op}: {name} is (); it must have a dimension")

@@ -1,4 +1,4 @@
-"""Reductions of rows, softmax, logsumexp, sums and norms: their derivatives, and vmap.
+"""Reductions of rows, softmax, logsumexp, sums, running sums and norms: derivatives and vmap.
 
 A kernel computes a gradient, and a row's bits do not depend on the batch. If something may
 differentiate the gradient, a composite of the same operators computes it, which has derivatives of
@@ -21,9 +21,11 @@ from .gradient_flow import is_differentiated_in_graph
 from .lazy import resolve_for_python
 from .namespace import NAMESPACE, operators
 from .out_of_memory import raise_if_out_of_memory
+from .sharding import register_if_needed
 
 _softmax = operators._row_softmax.default
 _sum = operators._row_sum.default
+_cumsum = operators._row_cumsum.default
 
 
 def _total(x):
@@ -137,6 +139,29 @@ class Sum(SingleLevelFunction):
             return _sum(tangent, ctx.options["mean"])
 
 
+class CumSum(SingleLevelFunction):
+    """The running sums of a row. Those of the gradient run the other way."""
+
+    @staticmethod
+    def forward(below, options, x):
+        return below(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, options, _ = inputs
+        ctx.reverse = options["reverse"]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, None, None if grad is None else _cumsum(grad, not ctx.reverse)
+
+    @staticmethod
+    def jvp(ctx, _, __, tangent):
+        with set_forward_ad_enabled(True):
+            return _cumsum(tangent, ctx.reverse)
+
+
 class Norm(SingleLevelFunction):
     """A layer norm or an RMS norm of x, with a weight and a bias (or None).
 
@@ -177,7 +202,7 @@ class Norm(SingleLevelFunction):
             h, inverse = _normalized(x, **ctx.options)
             tangent = None
             if of_x is not None:
-                of_x = _widened(of_x)
+                of_x = widened(of_x)
                 of_x = of_x - _mean(of_x) if ctx.options["centered"] else of_x
                 tangent = (of_x - h * _mean(of_x * h)) * inverse
                 tangent = tangent if weight is None else tangent * weight
@@ -187,14 +212,14 @@ class Norm(SingleLevelFunction):
             return tangent.expand(x.shape).to(x.dtype), None, None
 
 
-def _widened(x):
+def widened(x):
     return x if x.dtype == torch.float64 else x.float()
 
 
 def _normalized(x, eps, centered):
     """The rows of x with a mean of 0, if they are centered, and a variance of 1; and what that took
     to multiply them by."""
-    x = _widened(x)
+    x = widened(x)
     if centered:
         x = x - _mean(x)
     inverse = (_mean(x * x) + eps).rsqrt()
@@ -204,19 +229,21 @@ def _normalized(x, eps, centered):
 def _gradients_of_norm(grad, x, weight, eps, centered):
     """The composite for the gradients of x, weight and bias, in float32 or float64."""
     h, inverse = _normalized(x, eps, centered)
-    grad = _widened(grad)
+    grad = widened(grad)
     of_h = grad if weight is None else grad * weight
     grad_x = of_h - h * _mean(of_h * h)
     grad_x = (grad_x - _mean(of_h) if centered else grad_x) * inverse
     by_row = grad.flatten(0, -2) if grad.dim() > 1 else grad[None]
-    return grad_x, (by_row * h.reshape(by_row.shape)).sum(0), by_row.sum(0)
+    terms = by_row * h.reshape(by_row.shape), by_row
+    return grad_x, *(_sum(each.mT, False) for each in terms)
 
 
-def _kernel(name, function, *options):
+def autograd_kernel(name, function, *options):
     """The kernel at the Autograd key of an operator of tensors, followed by these options."""
     redispatch = redispatch_without_python(getattr(operators, name).default)
 
     def kernel(keyset, *arguments):
+        register_if_needed()
         tensors = arguments[: len(arguments) - len(options)]
         values = dict(zip(options, arguments[len(tensors) :], strict=True))
         try:
@@ -248,12 +275,17 @@ def _vmap_norm(info, in_dims, x, weight, bias, *options):
     op, (x_dim, *param_dims, _, _) = operators._row_norm.default, in_dims
     if param_dims == [None, None]:
         return op(x.movedim(x_dim, 0), weight, bias, *options), (0, 0, 0)
-    tensors = list(zip((x, weight, bias), in_dims, strict=False))
-    results = [
-        op(*(y if dim is None else y.select(dim, i) for y, dim in tensors), *options)
+    results = vmap_by_example(op, info, in_dims, x, weight, bias, *options)
+    return tuple(map(torch.stack, zip(*results, strict=True))), (0, 0, 0)
+
+
+def vmap_by_example(op, info, in_dims, *arguments):
+    """The operator's results for each example."""
+    pairs = list(zip(arguments, in_dims, strict=True))
+    return [
+        op(*(y if dim is None else y.select(dim, i) for y, dim in pairs))
         for i in range(info.batch_size)
     ]
-    return tuple(map(torch.stack, zip(*results, strict=True))), (0, 0, 0)
 
 
 def register(library):
@@ -261,9 +293,10 @@ def register(library):
         ("_row_softmax", Softmax, "log"),
         ("_row_logsumexp", LogSumExp),
         ("_row_sum", Sum, "mean"),
+        ("_row_cumsum", CumSum, "reverse"),
         ("_row_norm", Norm, "eps", "centered"),
     ):
-        library.impl(name, _kernel(name, *given), "Autograd", with_keyset=True)
-    for name in ("_row_softmax", "_row_logsumexp", "_row_sum"):
+        library.impl(name, autograd_kernel(name, *given), "Autograd", with_keyset=True)
+    for name in ("_row_softmax", "_row_logsumexp", "_row_sum", "_row_cumsum"):
         torch.library.register_vmap(f"{NAMESPACE}::{name}", _vmap_rows(name), lib=library)
     torch.library.register_vmap(f"{NAMESPACE}::_row_norm", _vmap_norm, lib=library)

@@ -9,6 +9,8 @@ import sys
 
 import torch
 
+from .supported import PLAIN_TYPES
+
 _is_registered = False
 
 
@@ -67,6 +69,19 @@ def move_shards_to_front(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
             x = x.clone(memory_format=torch.contiguous_format)
         result.append(x)
     return tuple(result)
+
+
+def gather_from(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Gathers the shards of a DTensor's dimensions from `dim` on, which a view is about to fold."""
+    if type(x) in PLAIN_TYPES or "torch.distributed.tensor" not in sys.modules:
+        return x
+    from torch.distributed.tensor import DTensor, Replicate
+
+    if not isinstance(x, DTensor):
+        return x
+    return x.redistribute(
+        placements=[Replicate() if p.is_shard() and p.dim >= dim else p for p in x.placements]
+    )
 
 
 def gather_folded(x: torch.Tensor, kv_heads: int) -> torch.Tensor:

@@ -161,6 +161,51 @@ def _prepare(b):
     return [([Replicate(), Replicate()], [Replicate()])]
 
 
+# Rows are gathered, or their sums would have another order; dimensions before them are sharded.
+# Gradients of a norm's parameters are sums over rows, and pending.
+
+
+def _rows(x, *others):
+    """Rules of tensors that have the same rows, followed by options."""
+    return [
+        ([where], [where, *(where if hasattr(y, "ndim") else None for y in others)])
+        for where in (Replicate(), *map(Shard, range(x.ndim - 1)))
+    ]
+
+
+def _row_norm(x, weight, bias, eps, centered):
+    whole = [None if param is None else Replicate() for param in (weight, bias)]
+    return [
+        ([where, where if centered else Replicate(), where], [where, *whole, None, None])
+        for where in (Replicate(), *map(Shard, range(x.ndim - 1)))
+    ]
+
+
+def _row_norm_backward(grad, x, weight, mean, inverse, centered, *needs):
+    rules = []
+    for where in (Replicate(), *map(Shard, range(x.ndim - 1))):
+        of_params = where if where == Replicate() else Partial("sum")
+        results = where if needs[0] else Replicate(), *[of_params] * 2
+        of_mean = where if centered else Replicate()
+        of_weight = None if weight is None else Replicate()
+        tensors = where, where, of_weight, of_mean, where
+        rules.append((list(results), [*tensors, None, *[None] * len(needs)]))
+    return rules
+
+
+def _channel_affine(x, weight, bias):
+    """Samples, channels and places."""
+    return [
+        ([where], [where, *(None if param is None else of_params for param in (weight, bias))])
+        for where, of_params in (
+            (Replicate(), Replicate()),
+            (Shard(0), Replicate()),
+            (Shard(1), Shard(0)),
+            (Shard(2), Replicate()),
+        )
+    ]
+
+
 def _write_matmul_out(_, op, types, args, kwargs):
     """matmul.out of DTensors: a product, redistributed to the placement of out.
 
@@ -184,10 +229,22 @@ def register():
         (operators.attention.default, _attention),
         (operators.attention_packed.default, _attention_packed),
         (operators.prepare.default, _prepare),
+        (operators._row_softmax.default, _rows),
+        (operators._row_softmax_backward.default, _rows),
+        (operators._row_logsumexp.default, _rows),
+        (operators._row_sum.default, _rows),
+        (operators._row_cumsum.default, _rows),
+        (operators._row_gather.default, _rows),
+        (operators._row_scatter.default, _rows),
+        (operators._row_norm.default, _row_norm),
+        (operators._row_norm_backward.default, _row_norm_backward),
+        (operators._channel_affine.default, _channel_affine),
     ):
         register_sharding(op)(rules)
     for op in (operators.matmul.default, operators.matmul.prepared, operators.grouped_mm.default):
         distinguish_by_options(op, "out_dtype")
     for op in (operators.linear.default, operators.linear.prepared):
         distinguish_by_options(op, "activation", "out_dtype")
+    distinguish_by_options(operators._row_norm.default, first=3)
+    distinguish_by_options(operators._row_norm_backward.default, first=5)
     torch.library.register_torch_dispatch(operators.matmul.out, DTensor, _write_matmul_out)

@@ -12,8 +12,26 @@ from .._op.attention_packed import mask_of_keys, pad, unpad
 from .._op.call import call, entry_points
 from .._op.namespace import operators
 from .._op.supported import PLAIN_TYPES, is_hopper, is_supported, why_unsupported
+from .losses import cross_entropy, nll_loss, selective_log_softmax
+from .norms import group_norm, layer_norm, rms_norm
+from .reductions import cumsum, log_softmax, logsumexp, mean, softmax, sum
 
-__all__ = ["scaled_dot_product_attention", "scaled_dot_product_attention_varlen"]
+__all__ = [
+    "cross_entropy",
+    "cumsum",
+    "group_norm",
+    "layer_norm",
+    "log_softmax",
+    "logsumexp",
+    "mean",
+    "nll_loss",
+    "rms_norm",
+    "scaled_dot_product_attention",
+    "scaled_dot_product_attention_varlen",
+    "selective_log_softmax",
+    "softmax",
+    "sum",
+]
 
 _attention = entry_points(operators.attention.default)
 _attention_packed = entry_points(operators.attention_packed.default)
@@ -109,14 +127,14 @@ def runs_on_gpu(query, key, value, attn_mask=None, dtypes=_ALGORITHMS["fp16x3"])
         return False
     if any(x.shape[-1] == 0 or x.shape[-1] > _MOST_COLUMNS for x in tensors):
         return False
-    if attn_mask is not None and not _is_causal_bias(attn_mask):
+    if attn_mask is not None and not is_causal_bias(attn_mask):
         is_dense = attn_mask.is_cuda and attn_mask.layout is torch.strided
         if not is_dense or attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
             return False
     return not torch.is_autocast_enabled("cuda") and is_hopper(query.device)
 
 
-def _is_causal_bias(mask) -> bool:
+def is_causal_bias(mask) -> bool:
     """Returns whether this is a torch.nn.attention.bias.CausalBias, without importing that."""
     return type(mask).__name__ == "CausalBias" and hasattr(mask, "seq_len_q")
 
@@ -141,8 +159,8 @@ def attention(
     if attn_mask is not None and is_causal:
         raise RuntimeError(f"{_NAME}: is_causal is True and attn_mask is given; pass one of them")
     causal_offset = 0 if is_causal else None
-    if attn_mask is not None and _is_causal_bias(attn_mask):
-        causal_offset, attn_mask = _causal_offset(query, key, attn_mask), None
+    if attn_mask is not None and is_causal_bias(attn_mask):
+        causal_offset, attn_mask = causal_offset_of(query, key, attn_mask), None
     q, k, v, batch = _with_equal_batches(query, key, value, enable_gqa)
     mask = _fold_mask(attn_mask, (*batch, q.shape[2], k.shape[2]))
     if mask is not None and mask.dtype == q.dtype:
@@ -189,7 +207,7 @@ def _sentence(query, key, value, reason, function=_NAME):
     )
 
 
-def _causal_offset(query, key, bias):
+def causal_offset_of(query, key, bias):
     """The last key that the first query sees."""
     queries, keys = query.shape[-2], key.shape[-2]
     if (bias.seq_len_q, bias.seq_len_kv) != (queries, keys):
@@ -210,7 +228,7 @@ def _with_equal_batches(query, key, value, enable_gqa):
             raise RuntimeError(_sentence(*tensors, reason))
         heads = query.shape[-3]
         if key.shape[-3] != value.shape[-3]:  # one of them is copied to the heads of both
-            key, value = _repeat_heads(heads, key, value, -3)
+            key, value = repeat_heads(heads, key, value, -3)
         shared = 3  # trailing dimensions that do not broadcast
     else:
         shared = 2
@@ -235,7 +253,7 @@ def _with_equal_batches(query, key, value, enable_gqa):
     return q, k, v, (*batch, query.shape[-3]) if enable_gqa else batch
 
 
-def _repeat_heads(heads, key, value, dim):
+def repeat_heads(heads, key, value, dim):
     """key and value with each of their heads repeated, so that each has `heads`."""
     return [
         x.repeat_interleave(heads // x.shape[dim], dim)
@@ -370,7 +388,7 @@ def _with_equal_heads(query, key, value, enable_gqa):
     """query, key and value as the operator takes them: key and value have as many heads."""
     if enable_gqa:
         if key.shape[1] != value.shape[1]:  # one of them is copied to the heads of both
-            key, value = _repeat_heads(query.shape[1], key, value, 1)
+            key, value = repeat_heads(query.shape[1], key, value, 1)
         return query, key, value
     tensors = query, key, value
     try:

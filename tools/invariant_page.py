@@ -1,0 +1,60 @@
+"""Writes docs/guide/invariant_functions.md, a table of PyTorch's functions in torch_tiled.invariant."""
+
+from pathlib import Path
+
+from torch_tiled._invariant_routes import INSIDE, INVARIANT_ROUTES
+from torch_tiled._invariant_table import ATOMIC, IN_EVAL, KEPT, NOT_COVERED, row_of
+
+PAGE = Path(__file__).parents[1] / "docs" / "guide" / "invariant_functions.md"
+HEAD = """# Functions of PyTorch in `invariant`
+
+A name stands for functions and methods of that name, and for their forms in place: `add` is
+`torch.add`, `Tensor.add` and `Tensor.add_`. [The same answer every time](batch_invariance.md) says what
+"invariant" promises. This page is written by `python -m tools.invariant_page`.
+
+## Replaced
+
+torch_tiled computes these. PyTorch computes them for integers, whose sums are exact, and for sparse
+and nested tensors and subclasses, which `strict=True` refuses.
+
+"""
+
+
+def names(text: list[str]) -> str:
+    shown = sorted(name for name in text if not name.startswith("_"))
+    return ", ".join(f"`{name}`" for name in shown)
+
+
+def replaced() -> set[str]:
+    functions = (f for f in (*INVARIANT_ROUTES, *INSIDE) if not hasattr(f, "overloadpacket"))
+    rows = {row_of(f.__name__) for f in functions}
+    return rows | {"@"}
+
+
+def page() -> str:
+    lines = [HEAD + names([*replaced()]) + ".", "", "## Kept", ""]
+    lines += ["PyTorch computes these, and a batch does not change the order of a sum.", ""]
+    lines += ["| what | functions |", "|---|---|"]
+    shown = {what: names(text.split()) for what, text in KEPT.items()}
+    shown["attributes and the plumbing of tensors"] = "all"
+    lines += [f"| {what} | {text} |" for what, text in shown.items()]
+    lines += [
+        "",
+        f"`{IN_EVAL}` is kept in eval mode. {names(ATOMIC.split())} are kept on a CPU and, after",
+        "`torch.use_deterministic_algorithms(True)`, on a GPU; `index_put` and `put` that accumulate",
+        "need it on a CPU, too. So do the gradients of `gather`, `index_select`, `embedding` and",
+        "`interpolate` on a GPU. A function that is not on this page is not covered.",
+        "",
+        "## Not covered",
+        "",
+        "With `strict=True` these raise for floating-point tensors.",
+        "",
+        "| functions | instead |",
+        "|---|---|",
+    ]
+    lines += [f"| {names(text.split())} | {what} |" for what, text in NOT_COVERED.items()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
