@@ -50,11 +50,11 @@ __global__ void __launch_bounds__(Scope::kThreads)
       smem,
       [&](int64_t chunk, auto& parts) {
         if (!Scope::kIsHeld || !is_centered) load(chunk);
-        const int first = lane_index() * kVector, count = scope.count(chunk);
-        for_elements<kRows, kSteps>(count, [&](int r, int step, int i) {
+        const int64_t left = p.columns - scope.element(chunk);
+        for_elements<kRows, kSteps>(scope.count(chunk), [&](int r, int step, int i) {
           A& element = x[r][step][i];
           element -= mean[r];
-          const bool exists = first + step * order::kParts + i < count;
+          const bool exists = step * order::kParts + i < left;
           const A deviation = exists ? element : A(0);
           parts[r][0][i] = fused_multiply_add(deviation, deviation, parts[r][0][i]);
         });
