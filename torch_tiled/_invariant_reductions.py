@@ -22,11 +22,17 @@ _sum, _mean = ours.sum, ours.mean
 
 def _are_real(*tensors) -> bool:
     """Returns whether all are dense tensors of floating-point numbers, or None."""
-    return all(x is None or (is_supported(x) and x.dtype in DTYPES) for x in tensors)
+    for x in tensors:
+        if x is not None and not (is_supported(x) and x.dtype in DTYPES):
+            return False
+    return True
 
 
 def _put(out, result):
-    """Writes a result to out, if PyTorch does so without a cast, a warning or an error."""
+    """Writes a result to out, if PyTorch does so without a cast, a warning or an error.
+
+    Without out, the result is returned.
+    """
     if out is None:
         return result
     if torch.is_grad_enabled() and (result.requires_grad or out.requires_grad):
@@ -40,10 +46,18 @@ def _put(out, result):
     return out.copy_(result)
 
 
+_COMMON = {"dim", "keepdim"}
+
+
 def _reducing(function, takes_complex=True):
     """A route to sum, mean, cumsum or logsumexp. PyTorch computes those of integers."""
 
-    def reduce(products, input, *args, out=None, **options):
+    def reduce(products, input, *args, **options):
+        if options.keys() <= _COMMON and is_supported(input) and not input.is_complex():
+            return function(input, *args, **options)
+        return reduce_any(input, *args, **options)
+
+    def reduce_any(input, *args, out=None, **options):
         if "axis" in options:
             options["dim"] = options.pop("axis")
         if "keepdims" in options:
@@ -73,7 +87,8 @@ def _of_a_row(function):
             input = input.to(dtype)
         if dim is None or not is_supported(input) or input.is_complex():
             return None
-        return _put(out, function(input, dim, dtype))
+        result = function(input, dim, dtype)
+        return result if out is None else _put(out, result)
 
     return of_a_row
 

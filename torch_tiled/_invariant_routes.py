@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from . import ops
-from ._internals import attention_by, torch_grouped_mm
+from ._internals import attention_by, autocast_active, torch_grouped_mm
 from ._invariant_reductions import INSIDE_REDUCTIONS, REDUCTIONS
 from ._key_places import from_first_key
 from ._op.namespace import operators
@@ -46,14 +46,11 @@ class InvariantProducts(Products):
             for dtype in DTYPES
         }
 
-    def options(self, *operands):
-        first = operands[0]
-        if not first.is_cpu:
+    def options(self, a, b):
+        if not a.is_cpu:
             return self._options
-        dtype = first.dtype
-        if any(x.dtype is not dtype for x in operands):  # mixed
-            dtype = torch.float32
-        if is_cast(dtype) and is_autocast(first):
+        dtype = a.dtype if a.dtype is b.dtype else torch.float32  # mixed
+        if autocast_active() and is_cast(dtype) and is_autocast(a):
             dtype = torch.get_autocast_dtype("cpu")
         return self._on_cpu[dtype]
 
