@@ -40,10 +40,10 @@ def page() -> str:
     lines += [f"| {what} | {text} |" for what, text in shown.items()]
     lines += [
         "",
-        f"`{IN_EVAL}` is kept in eval mode. {names(ATOMIC.split())} are kept on a CPU, and",
-        "on a GPU after `torch.use_deterministic_algorithms(True)`, which `index_put` and `put` that",
-        "accumulate need on a CPU, too, and the gradients of `gather`, `index_select`, `embedding` and",
-        "`interpolate` on a GPU. A function that is not on this page is not covered.",
+        f"`{IN_EVAL}` is kept in eval mode. {names(ATOMIC.split())} are kept on a CPU,",
+        "and on a GPU after `torch.use_deterministic_algorithms(True)`. On a CPU `index_put` and",
+        "`put` that accumulate need it, too, and on a GPU the gradients of `gather`, `index_select`,",
+        "`embedding` and `interpolate`. A function that is not on this page is not covered.",
         "",
         "## Not covered",
         "",
