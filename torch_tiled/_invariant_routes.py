@@ -104,6 +104,10 @@ def _inner(products, input, other, *, out=None):
 def _tensordot(products, a, b, dims=2, out=None):
     if out is not None or not takes(a, b):
         return None
+    if a.is_cuda and is_autocast(a):  # PyTorch casts to the widest dtype
+        dtype = torch.promote_types(a.dtype, b.dtype)
+        given = products, a.to(dtype), b.to(dtype), dims
+        return products.uncast("cuda", _tensordot, *given)
     if isinstance(dims, torch.Tensor):
         dims = dims.tolist()
     if isinstance(dims, int):
