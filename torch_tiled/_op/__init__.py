@@ -24,7 +24,7 @@ dispatcher starts over once for each level, the innermost transform first: a lev
 kernel of FuncTorchBatched, a level of grad or jvp that of Autograd.
 
 The functions in torch_tiled/ops.py, and torch.ops.tiled.matmul, linear and gemm_ as packets.py has
-Python call them, enter in one of three ways:
+Python call them, enter in one of these ways:
 
     file            used for                    where it enters
     --------------  --------------------------  --------------------------------------------------
@@ -32,6 +32,7 @@ Python call them, enter in one of three ways:
     call.py         plain tensors, options,     the operator, below Autograd
                     nothing to differentiate
     call.py         everything else             the operator, at its highest key
+    row_calls.py    plain tensors, reductions   the operator below Autograd, or its Function
 
 These files are used by several of the above:
 

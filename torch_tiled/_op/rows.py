@@ -234,7 +234,8 @@ def _gradients_of_norm(grad, x, weight, eps, centered):
     grad_x = of_h - h * _mean(of_h * h)
     grad_x = (grad_x - _mean(of_h) if centered else grad_x) * inverse
     by_row = grad.flatten(0, -2) if grad.dim() > 1 else grad[None]
-    return grad_x, (by_row * h.reshape(by_row.shape)).sum(0), by_row.sum(0)
+    terms = by_row * h.reshape(by_row.shape), by_row
+    return grad_x, *(_sum(each.mT, False) for each in terms)
 
 
 def autograd_kernel(name, function, *options):

@@ -8,17 +8,17 @@ import torch
 from torch.compiler import is_compiling
 
 from .._internals import autocast_active
-from .._op.call import call, entry_points
-from .._op.namespace import operators
-from .._op.rows import widened
+from .._op.gather import Gather
+from .._op.row_calls import RowCall
+from .._op.rows import Softmax, widened
 from .._warning import warn
 from . import reductions
 from ._arguments import autocast, full_name, operand
 
 __all__ = ["cross_entropy", "nll_loss", "selective_log_softmax"]
 
-_softmax = entry_points(operators._row_softmax.default)
-_gather = entry_points(operators._row_gather.default)
+_softmax = RowCall("_row_softmax", Softmax)
+_gather = RowCall("_row_gather", Gather, 2)
 
 
 def cross_entropy(
@@ -73,8 +73,8 @@ def cross_entropy(
         )
     if target.shape != input.shape or input.dim() == 0:
         _check_classes(name, x, target, weight)
-        log_p = call(_softmax, x, log=True)
-        return _loss(log_p, target, weight, ignore_index, reduction, label_smoothing)
+        log_p = _softmax(x, True)
+        return _loss(name, log_p, target, weight, ignore_index, reduction, label_smoothing)
     if not target.is_floating_point():
         raise RuntimeError(
             f"{full_name(name)}: target is {target.dtype} in input's shape, {tuple(input.shape)}; "
@@ -88,7 +88,7 @@ def cross_entropy(
     target = target.movedim(_class_dim(input), -1)
     if label_smoothing > 0:
         target = target * (1 - label_smoothing) + label_smoothing / x.shape[-1]
-    log_p = call(_softmax, x, log=True)
+    log_p = _softmax(x, True)
     dtype = torch.promote_types(x.dtype, target.dtype)
     terms = widened(log_p) * target
     if weight is not None:
@@ -135,7 +135,7 @@ def nll_loss(
     name = "nll_loss"
     x, weight, reduction = _arguments(name, input, target, weight, size_average, reduce, reduction)
     _check_classes(name, x, target, weight)
-    return _loss(x, target, weight, ignore_index, reduction)
+    return _loss(name, x, target, weight, ignore_index, reduction)
 
 
 def selective_log_softmax(logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -176,7 +176,7 @@ def selective_log_softmax(logits: torch.Tensor, index: torch.Tensor) -> torch.Te
             f"{name}: logits is {tuple(x.shape)} and index is {tuple(index.shape)}; index must "
             f"have the dimensions of logits but for the last, and one more for several classes"
         )
-    log_p = call(_softmax, x, log=True)
+    log_p = _softmax(x, True)
     if index.dim() < x.dim():
         return _select(name, "index", log_p, index[..., None])[..., 0]
     return _select(name, "index", log_p, index)
@@ -248,25 +248,22 @@ def _check_classes(function, x, target, weight):
 # --- losses --------------------------------------------------------------------------------------
 
 
-def _loss(log_p, target, weight, ignore_index, reduction, smoothing=0.0):
+def _loss(function, log_p, target, weight, ignore_index, reduction, smoothing=0.0):
     """The loss of classes, from their logarithms in the last dimension of log_p."""
     counts = target != ignore_index
     target = torch.where(counts, target, 0).long()
-    losses = -widened(_select(full_name("nll_loss"), "target", log_p, target[..., None])[..., 0])
-    total = None
+    losses = -widened(_select(full_name(function), "target", log_p, target[..., None])[..., 0])
+    weights = counts
     if weight is not None:
         weight = widened(weight.detach())
-        of_target = weight[target]
-        losses = losses * of_target
+        weights = torch.where(counts, weight[target], 0)
+        losses = losses * weights
     if smoothing > 0:
         of_all = widened(log_p) if weight is None else widened(log_p) * weight
         shared = reductions.sum(of_all, -1) * (smoothing / log_p.shape[-1])
         losses = losses * (1 - smoothing) - shared
     losses = torch.where(counts, losses, 0)
-    if reduction == "mean":
-        total = (
-            counts.sum() if weight is None else reductions.sum(torch.where(counts, of_target, 0))
-        )
+    total = reductions.sum(weights) if reduction == "mean" else None
     return _reduced(losses, total, reduction).to(log_p.dtype)
 
 
@@ -280,7 +277,7 @@ def _reduced(losses, total, reduction):
 def _select(function, name, x, index):
     """x.gather(-1, index) with a sentence for what is no class, as far as that can be seen."""
     try:
-        return call(_gather, x, index)
+        return _gather(x, index)
     except RuntimeError:
         if is_compiling() or not index.is_cpu or not index.numel():
             raise

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 import torch
 
 from .._internals import autocast_active
-from .._op.call import call, entry_points
-from .._op.namespace import operators
+from .._op.channels import Affine
+from .._op.row_calls import RowCall
+from .._op.rows import Norm
 from .._op.sharding import gather_from
 from .._op.supported import SIXTEEN_BIT
 from ._arguments import autocast, full_name, operand
 
 __all__ = ["group_norm", "layer_norm", "rms_norm"]
 
-_norm = entry_points(operators._row_norm.default)
-_affine = entry_points(operators._channel_affine.default)
+_norm = RowCall("_row_norm", Norm, 3)
+_affine = RowCall("_channel_affine", Affine, 3)
 
 
 def layer_norm(
@@ -121,10 +122,10 @@ def _norm_last(function, x, normalized_shape, weight, bias, eps, centered):
                 f"{tuple(shape)}; they must be equal"
             )
     if count == 1:
-        return call(_norm, x, weight=weight, bias=bias, eps=eps, centered=centered)[0]
+        return _norm(x, weight, bias, eps, centered)[0]
     weight, bias = (None if param is None else param.reshape(-1) for param in (weight, bias))
     rows = gather_from(x, x.dim() - count).flatten(-count)
-    y, _, _ = call(_norm, rows, weight=weight, bias=bias, eps=eps, centered=centered)
+    y, _, _ = _norm(rows, weight, bias, eps, centered)
     return y.reshape(x.shape)
 
 
@@ -169,12 +170,12 @@ def group_norm(
     columns = channels // num_groups * math.prod(rest)
     rows = gather_from(x, 1).reshape(samples, num_groups, columns)
     if weight is None and bias is None:
-        return call(_norm, rows, weight=None, bias=None, eps=eps, centered=True)[0].reshape(x.shape)
+        return _norm(rows, None, None, eps, True)[0].reshape(x.shape)
     if x.dtype in SIXTEEN_BIT:
         rows = rows.float()  # so that the result is rounded once
-    y, _, _ = call(_norm, rows, weight=None, bias=None, eps=eps, centered=True)
+    y, _, _ = _norm(rows, None, None, eps, True)
     y = y.reshape(samples, channels, math.prod(rest))
-    return call(_affine, y, weight=weight, bias=bias).to(x.dtype).reshape(x.shape)
+    return _affine(y, weight, bias).to(x.dtype).reshape(x.shape)
 
 
 def _check_groups(x, num_groups, weight, bias):

@@ -4,44 +4,44 @@ from collections.abc import Sequence
 
 import torch
 
-from .._op.call import call, entry_points
-from .._op.namespace import operators
+from .._op import rows
+from .._op.row_calls import RowCall
 from .._op.sharding import gather_from
 from ._arguments import dimension, dimensions, full_name, operand
 
 __all__ = ["cumsum", "log_softmax", "logsumexp", "mean", "softmax", "sum"]
 
-_softmax = entry_points(operators._row_softmax.default)
-_logsumexp = entry_points(operators._row_logsumexp.default)
-_sum = entry_points(operators._row_sum.default)
-_cumsum = entry_points(operators._row_cumsum.default)
+_softmax = RowCall("_row_softmax", rows.Softmax)
+_logsumexp = RowCall("_row_logsumexp", rows.LogSumExp)
+_sum = RowCall("_row_sum", rows.Sum)
+_cumsum = RowCall("_row_cumsum", rows.CumSum)
 
 
-def _along(function, entries, x, dim, **options):
+def _along(function, operator, x, dim, *options):
     """The operator along a dimension. The result is contiguous, as PyTorch's is."""
     rank = x.dim()
     if rank and (dim == -1 or dim == rank - 1):
-        return call(entries, x, **options)
+        return operator(x, *options)
     dim = dimension(function, dim, rank)
     if rank == 0:
-        return call(entries, x[None], **options)[0]
-    return call(entries, x.movedim(dim, -1), **options).movedim(-1, dim).contiguous()
+        return operator(x[None], *options)[0]
+    return operator(x.movedim(dim, -1), *options).movedim(-1, dim).contiguous()
 
 
-def _over(function, entries, x, dim, keepdim, **options):
+def _over(function, operator, x, dim, keepdim, *options):
     """The operator over dimensions, which become one. It reads views of any strides."""
     rank = x.dim()
     if rank and (dim == -1 or dim == rank - 1):
-        result = call(entries, x, **options)
+        result = operator(x, *options)
         return result.unsqueeze(-1) if keepdim else result
     dims = dimensions(function, dim, rank)
     if len(dims) == rank:
-        result = call(entries, gather_from(x, 0).reshape(-1), **options)
+        result = operator(gather_from(x, 0).reshape(-1), *options)
     else:
-        rows = x.movedim(dims, tuple(range(-len(dims), 0)))
+        moved = x.movedim(dims, tuple(range(-len(dims), 0)))
         if len(dims) > 1:
-            rows = gather_from(rows, rank - len(dims)).flatten(-len(dims))
-        result = call(entries, rows, **options)
+            moved = gather_from(moved, rank - len(dims)).flatten(-len(dims))
+        result = operator(moved, *options)
     if not keepdim:
         return result
     return result.reshape([1 if i in dims else size for i, size in enumerate(x.shape)])
@@ -76,7 +76,7 @@ def softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> 
         True
     """
     x = operand("softmax", input, dtype)
-    return _along("softmax", _softmax, x, dim, log=False)
+    return _along("softmax", _softmax, x, dim, False)
 
 
 def log_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -98,7 +98,7 @@ def log_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None)
         tensor([-1.3863, -1.3863, -1.3863, -1.3863])
     """
     x = operand("log_softmax", input, dtype)
-    return _along("log_softmax", _softmax, x, dim, log=True)
+    return _along("log_softmax", _softmax, x, dim, True)
 
 
 def logsumexp(input: torch.Tensor, dim: int | Sequence[int], keepdim: bool = False) -> torch.Tensor:
@@ -169,7 +169,7 @@ def sum(
     """
     if isinstance(input, torch.Tensor) and not _is_inexact(dtype or input.dtype):
         return torch.sum(input, dim, keepdim, dtype=dtype)
-    return _over("sum", _sum, operand("sum", input, dtype), dim, keepdim, mean=False)
+    return _over("sum", _sum, operand("sum", input, dtype), dim, keepdim, False)
 
 
 def mean(
@@ -199,7 +199,7 @@ def mean(
         >>> torch_tiled.nn.functional.mean(torch.ones(2, 3, 4), (0, -1), keepdim=True).shape
         torch.Size([1, 3, 1])
     """
-    return _over("mean", _sum, operand("mean", input, dtype), dim, keepdim, mean=True)
+    return _over("mean", _sum, operand("mean", input, dtype), dim, keepdim, True)
 
 
 def cumsum(input: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -224,7 +224,7 @@ def cumsum(input: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -
     """
     if isinstance(input, torch.Tensor) and not _is_inexact(dtype or input.dtype):
         return torch.cumsum(input, dim, dtype=dtype)
-    return _along("cumsum", _cumsum, operand("cumsum", input, dtype), dim, reverse=False)
+    return _along("cumsum", _cumsum, operand("cumsum", input, dtype), dim, False)
 
 
 def _is_inexact(dtype):
