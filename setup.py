@@ -79,6 +79,9 @@ HOST_FLAGS = [
     *("-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra"),
     *(["-Werror"] if STRICT else []),
 ]
+# Nothing reads the flags of floating-point exceptions, so both sides of a condition may be computed,
+# which loops over 16-bit floats need for SIMD. The values are the same.
+NO_TRAPS = "-fno-trapping-math"
 DEVICE_FLAGS = [
     *("--fmad=false", "-Xptxas=-v"),
     "-Xfatbin=-compress-all",  # by default, fatbinary compresses large modules alone
@@ -162,7 +165,7 @@ def compilations(nvcc: str | None, torch_headers: str) -> list["Compilation"]:
     if nvcc is None:
         kernels = ROOT / "csrc/kernels"
         host = [x for x in sources if kernels not in x.parents and not x.name.startswith("cuda_")]
-        return [Compilation(path, [CXX, *flags, *HOST_FLAGS]) for path in host]
+        return [Compilation(path, [CXX, *flags, *HOST_FLAGS, NO_TRAPS]) for path in host]
 
     # nvcc hands the .cpp files on to the host's compiler, along with the toolkit's headers.
     command = [nvcc, "-ccbin", CXX, *flags, "-DTORCH_TILED_WITH_CUDA", *DEVICE_FLAGS]
@@ -172,7 +175,7 @@ def compilations(nvcc: str | None, torch_headers: str) -> list["Compilation"]:
     for path in paths + more:
         only = ARCHITECTURES.get(path.stem[-5:])
         plan.append(Compilation(path, [*command, *(only or sum(ARCHITECTURES.values(), []))]))
-    return plan + [Compilation(path, command) for path in sources]
+    return plan + [Compilation(path, [*command, f"-Xcompiler={NO_TRAPS}"]) for path in sources]
 
 
 def more_kernels(nvcc: str | None) -> list[Path]:

@@ -77,9 +77,7 @@ REDUCTIONS = {
     "logsumexp": reduction(operators._row_logsumexp.default, lambda x: x.logsumexp(-1)),
     "sum": reduction(lambda x: operators._row_sum.default(x, False), lambda x: x.sum(-1)),
     "mean": reduction(lambda x: operators._row_sum.default(x, True), lambda x: x.mean(-1)),
-    "cumsum": reduction(
-        lambda x: operators._row_cumsum.default(x, False), lambda x: x.cumsum(-1)
-    ),
+    "cumsum": reduction(lambda x: operators._row_cumsum.default(x, False), lambda x: x.cumsum(-1)),
     "layer_norm": norm(centered=True),
     "rms_norm": norm(centered=False),
 }

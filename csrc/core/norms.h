@@ -40,7 +40,7 @@ struct NormBackward {
   void* dweight = nullptr;
   void* dbias = nullptr;
 
-  bool needs_columns() const { return dweight != nullptr || dbias != nullptr; }
+  HOST_DEVICE bool needs_columns() const { return dweight != nullptr || dbias != nullptr; }
 };
 
 namespace rows {

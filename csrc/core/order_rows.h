@@ -57,7 +57,10 @@ HOST_DEVICE inline float exp_of(float x) {
   p = fmaf(p, f, 0x1.ebfbdcp-3f);
   p = fmaf(p, f, 0x1.62e43p-1f);
   p = fmaf(p, f, 1.0f);
-  return attention::scale_down(p, log2.whole);
+  // One factor would round to a subnormal number; two do not round twice.
+  constexpr int kLeastNormal = -120;
+  const int normal = log2.whole < kLeastNormal ? kLeastNormal : log2.whole;
+  return p * attention::power_of_two(normal) * attention::power_of_two(log2.whole - normal);
 }
 HOST_DEVICE inline double exp_of(double x) { return exp(x); }
 
@@ -76,10 +79,10 @@ HOST_DEVICE inline float log_of(float x) {
 }
 HOST_DEVICE inline double log_of(double x) { return log(x); }
 
-// The logarithm of a row's sum of exponentials, from its largest element m and L.
+// The logarithm of a row's sum of exponentials, from its largest element m and log_of(L).
 template <typename T>
-HOST_DEVICE inline T logsumexp(T m, T sum) {
-  return m == INFINITY || m == -INFINITY ? m : m + log_of(sum);
+HOST_DEVICE inline T logsumexp(T m, T log_sum) {
+  return m == INFINITY || m == -INFINITY ? m : m + log_sum;
 }
 
 }  // namespace tiled::rows

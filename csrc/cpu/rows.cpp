@@ -85,7 +85,7 @@ void reduce_row(const RowsProblem& p, int64_t row) {
   } else if (p.op == RowsOp::kLogSoftmax) {
     write_log_softmax(x, n, m, log_of(sum), out + row * n);
   } else {
-    out[row] = narrow<T>(rows::logsumexp(m, sum));
+    out[row] = narrow<T>(rows::logsumexp(m, log_of(sum)));
   }
 }
 

@@ -8,8 +8,9 @@ from helpers import rows_specification as specification
 from helpers.needs import needs_cuda
 from helpers.reference import REAL, SMALLEST, U, assert_same, assert_within
 from helpers.rows import LAYOUTS, SIZES, assert_rows
+from helpers.strategies import random_problems
 from helpers.thinning import each_value, pairwise
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_tiled._op.namespace import operators
@@ -63,9 +64,7 @@ def test_values(device, name, repeats, reverse):
 
 
 @pytest.mark.parametrize("dtype", REAL)
-@settings(
-    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@random_problems(100, 30)
 @given(data=st.data())
 def test_a_sum_depends_on_the_elements_up_to_it_alone(device, dtype, data):
     rows, columns = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3000))

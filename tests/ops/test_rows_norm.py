@@ -8,6 +8,7 @@ import torch
 from helpers import norms_specification as specification
 from helpers.needs import needs_cuda
 from helpers.reference import assert_same, assert_within
+from helpers.rows import MANY
 from helpers.strategies import layouts, random_problems
 from helpers.thinning import pairwise
 from hypothesis import given
@@ -107,6 +108,12 @@ def test_many_columns(device, poisoned, rows, columns, kind):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows(device, poisoned, rows, columns, kind, dtype):
     check(device, *draw(rows, columns, dtype, kind))
+
+
+@pytest.mark.parametrize("columns", [1, 33, 64, 128])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_short_rows(device, poisoned, columns, dtype):
+    check(device, *draw(MANY + 3, columns, dtype))
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-12, 1.0])

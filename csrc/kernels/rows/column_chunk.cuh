@@ -1,8 +1,9 @@
 #pragma once
 // The sums of a chunk of rows, column by column, in the order of core/order_rows.h.
 //
-// A block has 32 columns, a lane each. Warp w has parts w, w + kColumnWarps and so on, so that the
-// tree's first steps are within a thread and the last ones between warps.
+// A block has the columns of 16 lanes: one of each lane, or two adjacent ones of 16 bits. A half of
+// a warp adds 4 of the 128 parts: its steps of the tree are the first ones, and the others are
+// between the halves of all warps.
 
 #include <cstdint>
 
@@ -12,11 +13,52 @@
 
 namespace tiled::cuda::rows {
 
-inline constexpr int kColumnWarps = 16, kColumnThreads = kColumnWarps * kWarp;
-inline constexpr int kRowsAtOnce = order::kParts / kColumnWarps;  // parts of a warp
+inline constexpr int kColumnThreads = 512, kColumnLanes = 16;
+inline constexpr int kGroups = kColumnThreads / kColumnLanes;  // of lanes, with a row each
+inline constexpr int kPartsOfGroup = order::kParts / kGroups;
+__device__ inline int column_lane() { return static_cast<int>(threadIdx.x) % kColumnLanes; }
+__device__ inline int column_group() { return static_cast<int>(threadIdx.x) / kColumnLanes; }
 
-template <typename A, int kSums>
-using ColumnSmem = A[kSums][kColumnWarps][kWarp];
+// A lane's adjacent columns of a row, loaded at once.
+template <typename T, int kColumns>
+struct alignas(kColumns * sizeof(T)) Columns {
+  T elements[kColumns];
+};
+
+// The columns of a matrix that a lane has, (rows, columns). Its loads are within the matrix, so
+// that no load waits for a branch: lanes past the last column have it, too.
+template <typename T, int kColumns>
+class ColumnsOfLane {
+ public:
+  __device__ ColumnsOfLane(const void* data, int64_t pitch, int64_t first_row, int count,
+                           int64_t column, int64_t columns)
+      : data_(static_cast<const T*>(data) + first_row * pitch + min(column, columns - kColumns)),
+        pitch_(pitch),
+        last_(count - 1) {}
+
+  __device__ Columns<T, kColumns> operator()(int row) const {
+    return *reinterpret_cast<const Columns<T, kColumns>*>(data_ + min(row, last_) * pitch_);
+  }
+
+ private:
+  const T* data_;
+  int64_t pitch_;
+  int last_;
+};
+
+// Returns whether lanes can load two columns of 16 bits at once.
+inline bool has_pairs(const void* data, int64_t columns, int64_t pitch) {
+  return reinterpret_cast<uintptr_t>(data) % 4 == 0 && columns % 2 == 0 && pitch % 2 == 0;
+}
+
+// Calls f.template operator()<kColumns>() for the columns of a lane.
+template <typename T, class F>
+void with_columns(bool are_pairs, const F& f) {
+  if constexpr (sizeof(T) == 2) {
+    if (are_pairs) return f.template operator()<2>();
+  }
+  f.template operator()<1>();
+}
 
 // x_i + x_{i + n / 2} of n numbers, then likewise of the n / 2 sums, down to one.
 template <typename A, int kCount>
@@ -31,37 +73,41 @@ __device__ A sum_halves(const A (&x)[kCount]) {
   }
 }
 
-// Sums kSums sums of `count` rows; warp 0 gets them. load(row) loads what add(loaded, i, parts)
-// adds to part i of the thread's kRowsAtOnce parts. prepare(row) is called before they are added,
-// with the first of the rows, which are kColumnWarps apart. All threads of the block call it, once.
-template <class Prepare, class Load, class Add, typename A, int kSums>
-__device__ void sum_columns(int count, const Prepare& prepare, const Load& load, const Add& add,
-                            ColumnSmem<A, kSums>& smem, A (&sums)[kSums]) {
-  A parts[kSums][kRowsAtOnce] = {};
-  for (int first = warp_index(); first < count; first += order::kParts) {
-    decltype(load(0)) loaded[kRowsAtOnce] = {};
+template <typename A, int kSums, int kColumns>
+using ColumnSmem = A[kSums][kColumns][kGroups][kColumnLanes];
+
+// Sums kSums sums of each column over `count` rows. load(row) loads a lane's columns, and
+// add(loaded, i, parts) adds them to part i of the thread's; store(k, v, sum) gets sum k of a
+// lane's column v, in some thread of that lane. All threads of the block call it, once.
+template <int kSums, int kColumns, typename A, class Load, class Add, class Store>
+__device__ void sum_columns(int count, const Load& load, const Add& add, const Store& store,
+                            ColumnSmem<A, kSums, kColumns>& smem) {
+  constexpr int kSteps = kSums * kColumns > 2 ? 1 : 2;  // loaded at once, as registers allow
+  constexpr int kLoads = kSteps * kPartsOfGroup;
+  A parts[kSums][kColumns][kPartsOfGroup] = {};
+  for (int first = column_group(); first < count; first += kSteps * order::kParts) {
+    decltype(load(0)) loaded[kLoads];
     UNROLL
-    for (int i = 0; i < kRowsAtOnce; ++i) {
-      const int row = first + i * kColumnWarps;
-      if (row < count) loaded[i] = load(row);
-    }
-    prepare(first);
+    for (int i = 0; i < kLoads; ++i) loaded[i] = load(first + i * kGroups);
     UNROLL
-    for (int i = 0; i < kRowsAtOnce; ++i) {
-      if (first + i * kColumnWarps < count) add(loaded[i], i, parts);
+    for (int i = 0; i < kLoads; ++i) {
+      if (first + i * kGroups < count) add(loaded[i], i % kPartsOfGroup, parts);
     }
   }
-  UNROLL
-  for (int k = 0; k < kSums; ++k) smem[k][warp_index()][lane_index()] = sum_halves(parts[k]);
-  __syncthreads();
-  if (warp_index() != 0) return;
   UNROLL
   for (int k = 0; k < kSums; ++k) {
-    A of_warps[kColumnWarps];
     UNROLL
-    for (int i = 0; i < kColumnWarps; ++i) of_warps[i] = smem[k][i][lane_index()];
-    sums[k] = sum_halves(of_warps);
+    for (int v = 0; v < kColumns; ++v) {
+      smem[k][v][column_group()][column_lane()] = sum_halves(parts[k][v]);
+    }
   }
+  __syncthreads();
+  if (column_group() >= kSums * kColumns) return;
+  const int k = column_group() / kColumns, v = column_group() % kColumns;
+  A of_groups[kGroups];
+  UNROLL
+  for (int i = 0; i < kGroups; ++i) of_groups[i] = smem[k][v][i][column_lane()];
+  store(k, v, sum_halves(of_groups));
 }
 
 }  // namespace tiled::cuda::rows

@@ -1,6 +1,6 @@
 // The gradients of a norm's weight and bias: sums of columns.
 //
-// Idea:  A block sums 32 columns of a chunk of 1024 rows (column_chunk.cuh). A second kernel adds
+// Idea:  A block sums some columns of a chunk of 1024 rows (column_chunk.cuh). A second kernel adds
 //        the sums of chunks, ascending, if there are several.
 // Limit: memory; latency, if there are few columns and chunks.
 
@@ -23,57 +23,54 @@ struct ChunkSums {
   A* of_bias = nullptr;
 };
 
-template <typename T>
+template <typename T, int kColumns>
 __global__ void __launch_bounds__(kColumnThreads, sizeof(T) == 8 ? 1 : 2)
     column_sums_kernel(const __grid_constant__ NormBackward p,
                        const ChunkSums<accumulator_t<T>> sums, int64_t first_block) {
   using A = accumulator_t<T>;
   struct Loaded {
-    T dy, x;
+    Columns<T, kColumns> dy, x;
+    A mean, inverse;
   };
-  __shared__ ColumnSmem<A, 2> smem;
-  ptx::pdl_launch_dependents();
+  __shared__ ColumnSmem<A, 2, kColumns> smem;
   ptx::pdl_wait();
-  const int64_t block = first_block + blockIdx.x, blocks_of_chunk = ceil_div(p.columns, kWarp);
-  const int64_t chunk = block / blocks_of_chunk;
-  const int64_t column = (block - chunk * blocks_of_chunk) * kWarp + lane_index();
-  const int64_t first_row = chunk * order::kChunk;
-  const bool has_column = column < p.columns, needs_weight = p.dweight != nullptr;
-  const T* x = static_cast<const T*>(p.x.data) + first_row * p.x.pitch + column;
-  const T* dy = static_cast<const T*>(p.dy.data) + first_row * p.dy.pitch + column;
+  // The kernel of dx does not wait for what came before this one, so it starts after that.
+  ptx::pdl_launch_dependents();
+  const int64_t block = first_block + blockIdx.x;
+  const int64_t blocks_of_chunk = ceil_div(p.columns, kColumnLanes * kColumns);
+  const int64_t chunk = block / blocks_of_chunk, first_row = chunk * order::kChunk;
+  const int64_t column =
+      ((block - chunk * blocks_of_chunk) * kColumnLanes + column_lane()) * kColumns;
   const int count = static_cast<int>(min(p.rows - first_row, int64_t{order::kChunk}));
-  A lane_mean = 0, lane_inverse = 0;  // those of the lane's row, of the rows that are added next
-  const auto prepare = [&](int first) {
-    const int row = first + lane_index() * kColumnWarps;
-    if (!needs_weight || lane_index() >= kRowsAtOnce || row >= count) return;
-    if (p.mean != nullptr) lane_mean = static_cast<const A*>(p.mean)[first_row + row];
-    lane_inverse = static_cast<const A*>(p.inverse)[first_row + row];
-  };
+  const ColumnsOfLane<T, kColumns> x(p.x.data, p.x.pitch, first_row, count, column, p.columns);
+  const ColumnsOfLane<T, kColumns> dy(p.dy.data, p.dy.pitch, first_row, count, column, p.columns);
+  const A* means = static_cast<const A*>(p.mean) + first_row;
+  const A* inverses = static_cast<const A*>(p.inverse) + first_row;
+  const bool is_centered = p.mean != nullptr;
   const auto load = [&](int row) {
-    Loaded loaded = {};
-    if (!has_column) return loaded;
-    loaded.dy = dy[row * p.dy.pitch];
-    if (needs_weight) loaded.x = x[row * p.x.pitch];
-    return loaded;
+    const int at = min(row, count - 1);
+    return Loaded{dy(row), x(row), is_centered ? means[at] : A(0), inverses[at]};
   };
-  const auto add = [&](const Loaded& loaded, int i, A(&parts)[2][kRowsAtOnce]) {
-    const A mean = __shfl_sync(~0u, lane_mean, i), inverse = __shfl_sync(~0u, lane_inverse, i);
-    const A gradient = widen(loaded.dy), h = (widen(loaded.x) - mean) * inverse;
-    parts[0][i] = fused_multiply_add(gradient, h, parts[0][i]);
-    parts[1][i] += gradient;
-  };
-  A of_chunk[2];
-  sum_columns(count, prepare, load, add, smem, of_chunk);
-  if (warp_index() != 0 || !has_column) return;
-  const auto store = [&](A* sums_of_chunks, void* gradient, A sum) {
-    if (sums_of_chunks != nullptr) {
-      sums_of_chunks[chunk * p.columns + column] = sum;
-    } else if (gradient != nullptr) {
-      store_param<T>(gradient, column, A(0) + sum, p.wide_params);
+  const auto add = [](const Loaded& row, int i, auto& parts) {
+    UNROLL
+    for (int v = 0; v < kColumns; ++v) {
+      const A gradient = widen(row.dy.elements[v]);
+      const A h = (widen(row.x.elements[v]) - row.mean) * row.inverse;
+      parts[0][v][i] = fused_multiply_add(gradient, h, parts[0][v][i]);
+      parts[1][v][i] += gradient;
     }
   };
-  store(sums.of_weight, p.dweight, of_chunk[0]);
-  store(sums.of_bias, p.dbias, of_chunk[1]);
+  const auto store = [&](int k, int v, A sum) {
+    if (column + v >= p.columns) return;
+    A* of_chunks = k == 0 ? sums.of_weight : sums.of_bias;
+    void* gradient = k == 0 ? p.dweight : p.dbias;
+    if (of_chunks != nullptr) {
+      of_chunks[chunk * p.columns + column + v] = sum;
+    } else if (gradient != nullptr) {
+      store_param<T>(gradient, column + v, sum, p.wide_params);
+    }
+  };
+  sum_columns<2, kColumns>(count, load, add, store, smem);
 }
 
 // --- Adding the sums of chunks, each thread those of a column ------------------------------------
@@ -135,8 +132,14 @@ bool launch(const NormBackward& p, const Context& context) {
     Workspace workspace(memory);
     sums = take_buffers(workspace);
   }
-  for_grids(chunks * ceil_div(p.columns, kWarp), [&](int64_t first, unsigned blocks) {
-    launch_pdl(column_sums_kernel<T>, blocks, kColumnThreads, 0, context, p, sums, first);
+  const bool are_pairs =
+      has_pairs(p.x.data, p.columns, p.x.pitch) && has_pairs(p.dy.data, p.columns, p.dy.pitch);
+  with_columns<T>(are_pairs, [&]<int kColumns>() {
+    for_grids(chunks * ceil_div(p.columns, kColumnLanes * kColumns),
+              [&](int64_t first, unsigned blocks) {
+                launch_pdl(column_sums_kernel<T, kColumns>, blocks, kColumnThreads, 0, context, p,
+                           sums, first);
+              });
   });
   if (chunks == 1) return true;
   for_grids(ceil_div(p.columns, kAddThreads), [&](int64_t first, unsigned blocks) {

@@ -21,18 +21,17 @@ __global__ void __launch_bounds__(Scope::kThreads)
     norm_kernel(const __grid_constant__ NormProblem p, const Division division) {
   using A = accumulator_t<T>;
   constexpr int kRows = Scope::kRows, kSteps = Scope::kSteps;
+  constexpr int kParamSteps = kSteps < 2 ? kSteps : 2;  // loaded at once
   __shared__ typename Scope::template Smem<A> smem;
   Scope scope(division, smem);
   ptx::pdl_launch_dependents();
   ptx::pdl_wait();
-  if (scope.first_row >= division.rows) return;  // a whole warp
+  if (!scope.warp_has_rows(division)) return;
 
   A x[kRows][kSteps][kVector], sums[kRows][1], mean[kRows] = {}, inverse[kRows];
   const auto load = [&](int64_t chunk) {
-    UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      scope.template row<T>(division, p.x, r).load(chunk, A(0), x[r]);
-    }
+    load_rows([&](int r) { return scope.template row<T>(division, p.x, r); }, scope.element(chunk),
+              A(0), x);
   };
   const bool is_centered = p.centered;
   if (is_centered) {
@@ -72,24 +71,26 @@ __global__ void __launch_bounds__(Scope::kThreads)
 
   scope.for_chunks([&](int64_t chunk) {
     if (!Scope::kIsHeld) load(chunk);
-    const int64_t first = chunk * order::kChunk + lane_index() * kVector;
     UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      const int64_t at = first + step * order::kParts;
-      const int left = static_cast<int>(min(p.columns - at, int64_t{kVector}));
-      if (left <= 0) break;
-      A weight[kVector], bias[kVector];
-      load_params<T>(p.weight, at, left, p.wide_params, division.is_vectorized, order::kNoWeight<A>,
-                     weight);
-      load_params<T>(p.bias, at, left, p.wide_params, division.is_vectorized, order::kNoBias<A>,
-                     bias);
+    for (int first = 0; first < kSteps; first += kParamSteps) {
+      if (first * order::kParts >= scope.count(chunk)) break;
+      A weight[1][kParamSteps][kVector], bias[1][kParamSteps][kVector];
+      load_params<T>(p.weight, p.columns, scope.element(chunk, first), p.wide_params,
+                     division.is_vectorized, order::kNoWeight<A>, weight);
+      load_params<T>(p.bias, p.columns, scope.element(chunk, first), p.wide_params,
+                     division.is_vectorized, order::kNoBias<A>, bias);
       UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        const Row<T> y = scope.template row<T>(division, {p.y, p.columns}, r);
-        y.store_vector(at, [&](int i) {
-          const A deviation = Scope::kIsHeld ? x[r][step][i] : x[r][step][i] - mean[r];
-          return order::normalized(deviation, inverse[r], weight[i], bias[i]);
-        });
+      for (int j = 0; j < kRows * kParamSteps; ++j) {
+        const int r = j / kParamSteps, at = j % kParamSteps;
+        A y[kVector];
+        UNROLL
+        for (int i = 0; i < kVector; ++i) {
+          const A element = x[r][first + at][i];
+          const A deviation = Scope::kIsHeld ? element : element - mean[r];
+          y[i] = order::normalized(deviation, inverse[r], weight[0][at][i], bias[0][at][i]);
+        }
+        scope.template row<T>(division, {p.y, p.columns}, r)
+            .store(scope.element(chunk, first + at), y);
       }
     }
   });
@@ -101,7 +102,7 @@ void launch(const NormProblem& p, const Context& context) {
                              rows::is_vectorized<T>({p.y, 0}, p.columns) &&
                              are_params_vectorized<T>(p.weight, p.columns, p.wide_params) &&
                              are_params_vectorized<T>(p.bias, p.columns, p.wide_params);
-  for_rows(p.rows, p.columns, is_vectorized, context,
+  for_rows(p.rows, p.columns, is_vectorized, false, context,
            [&]<class Scope>(unsigned blocks, unsigned cluster, int threads, const Division& d) {
              launch_clusters_pdl(norm_kernel<T, Scope>, cluster, blocks, threads, 0, context, p, d);
            });

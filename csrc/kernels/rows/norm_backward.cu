@@ -20,11 +20,15 @@ __global__ void __launch_bounds__(Scope::kThreads)
     norm_backward_kernel(const __grid_constant__ NormBackward p, const Division division) {
   using A = accumulator_t<T>;
   constexpr int kRows = Scope::kRows, kSteps = Scope::kSteps;
+  constexpr int kParamSteps = kSteps < 2 ? kSteps : 2;  // loaded at once
   __shared__ typename Scope::template Smem<A> smem;
   Scope scope(division, smem);
   ptx::pdl_launch_dependents();
-  ptx::pdl_wait();
-  if (scope.first_row >= division.rows) return;  // a whole warp
+  // The kernels of the columns began after what came before them, and compute nothing for this one.
+  // It runs beside them, and ends after them, for the sake of what follows.
+  const bool follows_columns = p.needs_columns();
+  if (!follows_columns) ptx::pdl_wait();
+  if (!scope.warp_has_rows(division)) return;
   const bool is_centered = p.mean != nullptr;
   A mean[kRows], inverse[kRows];
   UNROLL
@@ -37,25 +41,23 @@ __global__ void __launch_bounds__(Scope::kThreads)
   // Past the row's end g and h are 0.
   A g[kRows][kSteps][kVector], h[kRows][kSteps][kVector], sums[kRows][2];
   const auto load = [&](int64_t chunk) {
-    const int64_t first = chunk * order::kChunk + lane_index() * kVector;
+    load_rows([&](int r) { return scope.template row<T>(division, p.dy, r); }, scope.element(chunk),
+              A(0), g);
+    load_rows([&](int r) { return scope.template row<T>(division, p.x, r); }, scope.element(chunk),
+              A(0), h);
     UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      scope.template row<T>(division, p.dy, r).load(chunk, A(0), g[r]);
-      scope.template row<T>(division, p.x, r).load(chunk, A(0), h[r]);
-    }
-    UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      const int64_t at = first + step * order::kParts;
-      const int left = static_cast<int>(min(p.columns - at, int64_t{kVector}));
-      if (left <= 0) break;
-      A weight[kVector];
-      load_params<T>(p.weight, at, left, p.wide_params, division.is_vectorized, order::kNoWeight<A>,
-                     weight);
+    for (int first = 0; first < kSteps; first += kParamSteps) {
+      if (first * order::kParts >= scope.count(chunk)) break;
+      A weight[1][kParamSteps][kVector];
+      load_params<T>(p.weight, p.columns, scope.element(chunk, first), p.wide_params,
+                     division.is_vectorized, order::kNoWeight<A>, weight);
       UNROLL
-      for (int r = 0; r < kRows; ++r) {
+      for (int j = 0; j < kRows * kParamSteps; ++j) {
+        const int r = j / kParamSteps, at = j % kParamSteps, step = first + at;
+        const auto left = p.columns - scope.element(chunk, step);
         UNROLL
         for (int i = 0; i < kVector; ++i) {
-          g[r][step][i] *= weight[i];
+          g[r][step][i] *= weight[0][at][i];
           const A normalized = (h[r][step][i] - mean[r]) * inverse[r];
           h[r][step][i] = i < left ? normalized : A(0);
         }
@@ -81,11 +83,19 @@ __global__ void __launch_bounds__(Scope::kThreads)
     const Row<T> dx = scope.template row<T>(division, {p.dx, p.columns}, r);
     scope.for_chunks([&](int64_t chunk) {
       if (!Scope::kIsHeld) load(chunk);
-      dx.template store<kSteps>(chunk, [&](int step, int i) {
-        return order::norm_gradient(g[r][step][i], h[r][step][i], mean_g, mean_gh, inverse[r]);
-      });
+      UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        if (step * order::kParts >= scope.count(chunk)) break;
+        A of_x[kVector];
+        UNROLL
+        for (int i = 0; i < kVector; ++i) {
+          of_x[i] = order::norm_gradient(g[r][step][i], h[r][step][i], mean_g, mean_gh, inverse[r]);
+        }
+        dx.store(scope.element(chunk, step), of_x);
+      }
     });
   }
+  if (follows_columns) ptx::pdl_wait();
 }
 
 template <typename T>
@@ -94,7 +104,7 @@ void launch(const NormBackward& p, const Context& context) {
                              rows::is_vectorized<T>(p.x, p.columns) &&
                              rows::is_vectorized<T>({p.dx, 0}, p.columns) &&
                              are_params_vectorized<T>(p.weight, p.columns, p.wide_params);
-  for_rows(p.rows, p.columns, is_vectorized, context,
+  for_rows(p.rows, p.columns, is_vectorized, false, context,
            [&]<class Scope>(unsigned blocks, unsigned cluster, int threads, const Division& d) {
              launch_clusters_pdl(norm_backward_kernel<T, Scope>, cluster, blocks, threads, 0,
                                  context, p, d);

@@ -7,17 +7,19 @@
 
 namespace tiled::cuda::rows {
 
-// Loads a vector of a weight or of a bias; `none` if it is null.
-template <typename T, typename A = accumulator_t<T>>
-__device__ void load_params(const void* params, int64_t at, int left, bool is_wide,
-                            bool is_vectorized, A none, A (&to)[kVector]) {
+// Loads kSteps vectors of a weight or of a bias of `columns` elements; `none` if it is null.
+template <typename T, int kSteps, typename A = accumulator_t<T>>
+__device__ void load_params(const void* params, int64_t columns, int64_t first, bool is_wide,
+                            bool is_vectorized, A none, A (&to)[1][kSteps][kVector]) {
+  const int64_t size = params == nullptr ? 0 : columns;
   if constexpr (sizeof(T) == 2) {
-    if (is_wide && params != nullptr) {
-      return load_vector(static_cast<const float*>(params) + at, left, is_vectorized, none, to);
+    if (is_wide) {
+      const Row<float> row({params, 0}, 0, size, is_vectorized);
+      return load_rows([&](int) { return row; }, first, none, to);
     }
   }
-  const int count = params == nullptr ? 0 : left;
-  load_vector(static_cast<const T*>(params) + at, count, is_vectorized, none, to);
+  const Row<T> row({params, 0}, 0, size, is_vectorized);
+  load_rows([&](int) { return row; }, first, none, to);
 }
 
 template <typename T, typename A = accumulator_t<T>>

@@ -2,8 +2,8 @@
 // Rows in registers, and the warps that share them.
 //
 // A lane has elements 4 l to 4 l + 3 of each kParts of a chunk: those of four of the parts that
-// core/order_rows.h adds. A warp has kRows short rows; or the warps of a thread block, and from
-// nine chunks on of a cluster, have a chunk each of one row. They exchange sums through shared
+// core/order_rows.h adds. A warp has one or several short rows; or the warps of a thread block, and
+// from nine chunks on of a cluster, have a chunk each of one row. They exchange sums through shared
 // memory, all to all, so that a sum takes one barrier.
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 #include "core/rows.h"
 #include "kernels/common/launch.h"
 #include "ptx/max_nan.cuh"
+#include "ptx/pack.cuh"
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #include "ptx/cluster.cuh"
 #endif
@@ -40,29 +41,31 @@ __device__ A add_lanes(A x, int distance) {
   return x;
 }
 
-// Returns the sum of a chunk from the sums of a lane's four parts, in every lane. A lane goes on
-// with two parts, and then with one, since lanes need not all add the same.
-template <typename A>
+// Returns the sum of a chunk from the sums of a lane's four parts, in every lane of the kLanes that
+// have the chunk. A lane goes on with two parts, and then with one, since lanes need not all add
+// the same.
+template <int kLanes = kWarp, typename A>
 __device__ A sum_parts(const A (&parts)[kVector]) {
-  const bool has_upper = (lane_index() & 16) != 0, has_odd = (lane_index() & 8) != 0;
+  constexpr int kHalf = kLanes / 2, kQuarter = kLanes / 4;
+  const bool has_upper = (lane_index() & kHalf) != 0, has_odd = (lane_index() & kQuarter) != 0;
   A even = has_upper ? parts[2] : parts[0], odd = has_upper ? parts[3] : parts[1];
-  even += __shfl_xor_sync(~0u, has_upper ? parts[0] : parts[2], 16);
-  odd += __shfl_xor_sync(~0u, has_upper ? parts[1] : parts[3], 16);
+  even += __shfl_xor_sync(~0u, has_upper ? parts[0] : parts[2], kHalf);
+  odd += __shfl_xor_sync(~0u, has_upper ? parts[1] : parts[3], kHalf);
   A sum = has_odd ? odd : even;
-  sum += __shfl_xor_sync(~0u, has_odd ? even : odd, 8);
-  sum = add_lanes(sum, 4);
-  sum += __shfl_xor_sync(~0u, sum, 16);
-  return sum + __shfl_xor_sync(~0u, sum, 8);
+  sum += __shfl_xor_sync(~0u, has_odd ? even : odd, kQuarter);
+  sum = add_lanes(sum, kQuarter / 2);
+  sum += __shfl_xor_sync(~0u, sum, kHalf);
+  return sum + __shfl_xor_sync(~0u, sum, kQuarter);
 }
 
 __device__ inline float max_of(float x, float y) { return ptx::max_nan(x, y); }
 __device__ inline double max_of(double x, double y) { return order::max_or_nan(x, y); }
 
-// Returns the largest element of a warp's lanes, in every lane.
-template <typename A>
+// Returns the largest element of kLanes lanes of a warp, in every lane.
+template <int kLanes = kWarp, typename A>
 __device__ A warp_max(A x) {
   UNROLL
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
     x = max_of(x, __shfl_xor_sync(~0u, x, distance));
   }
   return x;
@@ -70,32 +73,50 @@ __device__ A warp_max(A x) {
 
 // --- A row in global memory ----------------------------------------------------------------------
 
-// The adjacent elements of a lane, loaded at once: by two instructions if they have 32 bytes.
+// A lane's adjacent elements, loaded at once; by two instructions if they have 32 bytes. They stay
+// words until all loads are under way: a 16-bit element is a part of a register.
 template <typename T>
 struct alignas(kVector * sizeof(T) < 16 ? kVector * sizeof(T) : 16) Vector {
-  T elements[kVector];
+  using A = accumulator_t<T>;
+
+  uint32_t words[kVector * sizeof(T) / 4];
+
+  __device__ void unpack(A (&to)[kVector]) const {
+    UNROLL
+    for (int i = 0; i < kVector; ++i) {
+      if constexpr (sizeof(T) == 2) {
+        to[i] = widen(T{static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16))});
+      } else if constexpr (sizeof(T) == 4) {
+        to[i] = float_of(words[i]);
+      } else {
+        const auto lo = static_cast<int>(words[2 * i]), hi = static_cast<int>(words[2 * i + 1]);
+        to[i] = __hiloint2double(hi, lo);
+      }
+    }
+  }
+
+  // Rounds to T.
+  __device__ void pack(const A (&from)[kVector]) {
+    UNROLL
+    for (int i = 0; i < kVector; ++i) {
+      if constexpr (sizeof(T) == 2) {
+        constexpr bool kIsBFloat16 = std::is_same_v<T, BFloat16>;
+        if (i % 2 == 0) words[i / 2] = ptx::pack_x2<kIsBFloat16>(from[i], from[i + 1]);
+      } else if constexpr (sizeof(T) == 4) {
+        words[i] = bits_of(from[i]);
+      } else {
+        words[2 * i] = static_cast<uint32_t>(__double2loint(from[i]));
+        words[2 * i + 1] = static_cast<uint32_t>(__double2hiint(from[i]));
+      }
+    }
+  }
 };
 
-// Loads a vector, of which `left` elements are in the row, and `filler` for the others.
-template <typename T, typename A = accumulator_t<T>>
-__device__ void load_vector(const T* from, int left, bool is_vectorized, A filler,
-                            A (&to)[kVector]) {
-  if (is_vectorized) {
-    Vector<T> vector;
-    if (left > 0) vector = *reinterpret_cast<const Vector<T>*>(from);
-    UNROLL
-    for (int i = 0; i < kVector; ++i) to[i] = left > 0 ? widen(vector.elements[i]) : filler;
-  } else {
-    UNROLL
-    for (int i = 0; i < kVector; ++i) to[i] = i < left ? widen(from[i]) : filler;
-  }
-}
-
-// A row of `size` elements, by chunks. is_vectorized: all vectors are aligned, and the row ends
-// with one.
+// A row of `size` elements. is_vectorized: all vectors are aligned, and the row ends with one.
 template <typename T>
 class Row {
  public:
+  using Element = T;
   using A = accumulator_t<T>;
 
   __device__ Row(const Rows& x, int64_t row, int64_t size, bool is_vectorized)
@@ -103,45 +124,25 @@ class Row {
         size_(size),
         is_vectorized_(is_vectorized) {}
 
-  // Loads what a lane has of a chunk, with `filler` past the row's end.
-  template <int kSteps>
-  __device__ void load(int64_t chunk, A filler, A (&to)[kSteps][kVector]) const {
-    const int64_t first = chunk * order::kChunk + lane_index() * kVector;
-    const int left = static_cast<int>(min(size_ - first, int64_t{order::kChunk}));
-    UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      const int at = step * order::kParts;
-      load_vector(data_ + first + at, left - at, is_vectorized_, filler, to[step]);
-    }
+  __device__ bool is_vectorized() const { return is_vectorized_; }
+  __device__ const T* at(int64_t element) const { return data_ + element; }
+  // The elements from one on, up to kChunk.
+  __device__ int left(int64_t element) const {
+    return static_cast<int>(min(size_ - element, int64_t{order::kChunk}));
   }
 
-  // Stores value(i) as the vector at an element of the result, up to the row's end.
-  template <class F>
-  __device__ void store_vector(int64_t at, const F& value) const {
-    T* to = const_cast<T*>(data_) + at;
-    const int left = static_cast<int>(min(size_ - at, int64_t{kVector}));
-    Vector<T> vector;
-    UNROLL
-    for (int i = 0; i < kVector; ++i) vector.elements[i] = narrow<T>(value(i));
+  // Stores four values, rounded, at an element of the result, up to the row's end.
+  __device__ void store(int64_t element, const A (&values)[kVector]) const {
+    T* to = const_cast<T*>(data_) + element;
     if (is_vectorized_) {
-      if (left > 0) *reinterpret_cast<Vector<T>*>(to) = vector;
+      Vector<T> vector;
+      vector.pack(values);
+      if (element < size_) *reinterpret_cast<Vector<T>*>(to) = vector;
     } else {
       UNROLL
       for (int i = 0; i < kVector; ++i) {
-        if (i < left) to[i] = vector.elements[i];
+        if (i < left(element)) to[i] = narrow<T>(values[i]);
       }
-    }
-  }
-
-  // Stores value(step, i) as what a lane has of a chunk.
-  template <int kSteps, class F>
-  __device__ void store(int64_t chunk, const F& value) const {
-    const int64_t first = chunk * order::kChunk + lane_index() * kVector;
-    UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      const int64_t at = first + step * order::kParts;
-      if (at >= size_) break;
-      store_vector(at, [&](int i) { return value(step, i); });
     }
   }
 
@@ -150,6 +151,51 @@ class Row {
   int64_t size_;
   bool is_vectorized_;
 };
+
+// The first element of lane `lane` in a chunk, or in what is kParts * step after its beginning.
+__device__ inline int64_t element_of(int lane, int64_t chunk, int step) {
+  return chunk * order::kChunk + step * order::kParts + lane * kVector;
+}
+
+// Loads kSteps vectors, kParts apart from `first` on, of each of kRows rows, row(r); past a row's
+// end `filler`, which T has.
+template <int kRows, int kSteps, class RowAt, typename A>
+__device__ void load_rows(const RowAt& row, int64_t first, A filler,
+                          A (&to)[kRows][kSteps][kVector]) {
+  using T = typename decltype(row(0))::Element;
+  if (row(0).is_vectorized()) {
+    Vector<T> vectors[kRows][kSteps];
+    UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const int left = row(r).left(first);
+      UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        vectors[r][step].pack({filler, filler, filler, filler});
+        if (step * order::kParts >= left) continue;
+        const T* from = row(r).at(first + step * order::kParts);
+        vectors[r][step] = *reinterpret_cast<const Vector<T>*>(from);
+      }
+    }
+    UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      UNROLL
+      for (int step = 0; step < kSteps; ++step) vectors[r][step].unpack(to[r][step]);
+    }
+  } else {
+    UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const int left = row(r).left(first);
+      UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        UNROLL
+        for (int i = 0; i < kVector; ++i) {
+          const int at = step * order::kParts + i;
+          to[r][step][i] = at < left ? widen(*row(r).at(first + at)) : filler;
+        }
+      }
+    }
+  }
+}
 
 // Returns whether vectors of T are aligned in all rows, and no row ends within one.
 template <typename T>
@@ -182,28 +228,34 @@ __device__ void for_elements(int count, const F& f) {
   }
 }
 
-// A warp with kRows rows of up to kSteps * kParts elements.
-template <int kRows_, int kSteps_>
+// A warp with rows of up to kSteps * kParts elements. kLanes lanes have kRows rows, next to those
+// of the warp's other lanes; fewer than 32 lanes have the first parts, and the others' are +0.
+template <int kRows_, int kSteps_, int kLanes_>
 class ShortRows {
  public:
-  static constexpr int kRows = kRows_, kSteps = kSteps_, kThreads = 4 * kWarp;
-  static constexpr int kRowsOfBlock = kThreads / kWarp * kRows;
+  static constexpr int kRows = kRows_, kSteps = kSteps_, kLanes = kLanes_, kThreads = 4 * kWarp;
+  static constexpr int kRowsOfBlock = kThreads / kLanes * kRows;
   static constexpr bool kIsHeld = true;  // each chunk stays in registers
   template <typename A>
   struct Smem {};
 
   template <typename A>
   __device__ ShortRows(const Division& division, Smem<A>&)
-      : first_row(division.first_row + int64_t{blockIdx.x} * kRowsOfBlock + warp_index() * kRows),
+      : first_row(division.first_row + int64_t{blockIdx.x} * kRowsOfBlock +
+                  static_cast<int>(threadIdx.x) / kLanes * kRows),
         columns_(static_cast<int>(division.columns)) {}
 
-  const int64_t first_row;
-  __device__ bool is_first_lane() const { return lane_index() == 0; }
+  const int64_t first_row;  // of the lane's rows
+  __device__ bool warp_has_rows(const Division& division) const {
+    return first_row - lane_index() / kLanes * kRows < division.rows;
+  }
+  __device__ bool is_first_lane() const { return lane() == 0; }
+  __device__ int64_t element(int64_t, int step = 0) const { return element_of(lane(), 0, step); }
   __device__ int count(int64_t) const { return columns_; }
   // Row first_row + r of x; an empty one if there is none.
   template <typename T>
   __device__ Row<T> row(const Division& division, const Rows& x, int r) const {
-    const bool exists = kRows == 1 || first_row + r < division.rows;
+    const bool exists = kRows * kWarp / kLanes == 1 || first_row + r < division.rows;
     return {x, first_row + r, exists ? columns_ : 0, division.is_vectorized};
   }
 
@@ -216,7 +268,7 @@ class ShortRows {
   template <typename A>
   __device__ void max_of_rows(Smem<A>&, A (&x)[kRows]) const {
     UNROLL
-    for (A& each : x) each = warp_max(each);
+    for (A& each : x) each = warp_max<kLanes>(each);
   }
 
   // Sums kSums sums of each row. add(chunk, parts) adds the elements of a chunk.
@@ -227,11 +279,13 @@ class ShortRows {
     UNROLL
     for (int r = 0; r < kRows; ++r) {
       UNROLL
-      for (int k = 0; k < kSums; ++k) sums[r][k] = sum_parts(parts[r][k]);
+      for (int k = 0; k < kSums; ++k) sums[r][k] = sum_parts<kLanes>(parts[r][k]);
     }
   }
 
  private:
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
+
   int columns_;
 };
 
@@ -242,7 +296,8 @@ class OneRow {
  public:
   static constexpr int kMostWarps = 8, kMostBlocks = 8;  // of a block; of a cluster, as all GPUs of
                                                          // compute capability 9.0 can run
-  static constexpr int kRows = 1, kSteps = kStepsOfChunk, kThreads = kMostWarps * kWarp;
+  static constexpr int kRows = 1, kSteps = kStepsOfChunk, kLanes = kWarp;
+  static constexpr int kThreads = kMostWarps * kWarp;
   static constexpr int kRowsOfBlock = 1;
   static constexpr bool kIsHeld = kIsHeld_;
   static constexpr int kSlots = 2, kLevels = 3;  // levels: rows of up to 2^40 elements
@@ -269,7 +324,11 @@ class OneRow {
   }
 
   const int64_t first_row;
+  __device__ bool warp_has_rows(const Division&) const { return true; }
   __device__ bool is_first_lane() const { return warp_ == 0 && lane_index() == 0; }
+  __device__ int64_t element(int64_t chunk, int step = 0) const {
+    return element_of(lane_index(), chunk, step);
+  }
   __device__ int count(int64_t chunk) const {
     return static_cast<int>(min(columns_ - chunk * order::kChunk, int64_t{order::kChunk}));
   }
@@ -419,10 +478,10 @@ class OneRow {
 // --- Launches ------------------------------------------------------------------------------------
 
 // Calls launch.operator()<Scope>(blocks, cluster, threads, division) for grids of all rows, with
-// the class above that fits.
+// the class above that fits. is_read_once: a chunk need not stay in registers.
 template <class F>
-void for_rows(int64_t rows, int64_t columns, bool is_vectorized, const Context& context,
-              const F& launch) {
+void for_rows(int64_t rows, int64_t columns, bool is_vectorized, bool is_read_once,
+              const Context& context, const F& launch) {
   const auto with = [&]<class Scope>(std::type_identity<Scope>, int warps, int blocks_of_row) {
     constexpr int64_t kMostRows = int64_t{1} << 27;  // of a grid
     for (int64_t first = 0; first < rows; first += kMostRows) {
@@ -433,21 +492,25 @@ void for_rows(int64_t rows, int64_t columns, bool is_vectorized, const Context& 
           warps * kWarp, Division{first + count, columns, first, blocks_of_row, is_vectorized});
     }
   };
-  const int64_t chunks = ceil_div(columns, order::kChunk);
   constexpr int kWarps = OneRow<true>::kMostWarps, kBlocks = OneRow<true>::kMostBlocks;
-  using Narrow = ShortRows<4, 1>;
-  const bool fills_sms = rows >= int64_t{context.sms} * Narrow::kRowsOfBlock;
-  if (columns <= order::kParts && fills_sms) {
-    with(std::type_identity<Narrow>(), Narrow::kThreads / kWarp, 1);
+  constexpr int kWarpsOfBlock = 4, kRows = 4;  // of short rows
+  const int64_t chunks = ceil_div(columns, order::kChunk);
+  const bool has_many_rows = rows >= int64_t{context.sms} * 16 * kWarpsOfBlock;
+  if (columns <= order::kParts / 2 && has_many_rows) {
+    with(std::type_identity<ShortRows<kRows, 1, kWarp / 2>>(), kWarpsOfBlock, 1);
+  } else if (columns <= order::kParts && has_many_rows) {
+    with(std::type_identity<ShortRows<kRows, 1, kWarp>>(), kWarpsOfBlock, 1);
   } else if (chunks <= 1) {
-    using Short = ShortRows<1, kStepsOfChunk>;
-    with(std::type_identity<Short>(), Short::kThreads / kWarp, 1);
-  } else if (chunks <= (context.on_hopper() ? kWarps * kBlocks : kWarps)) {
+    with(std::type_identity<ShortRows<1, kStepsOfChunk, kWarp>>(), kWarpsOfBlock, 1);
+  } else if (chunks <= kWarps) {
+    with(std::type_identity<OneRow<true>>(), static_cast<int>(chunks), 1);
+  } else if (!context.on_hopper() || (is_read_once && rows >= context.sms)) {
+    with(std::type_identity<OneRow<false>>(), kWarps, 1);
+  } else if (chunks <= kWarps * kBlocks) {
     const int blocks = static_cast<int>(ceil_div(chunks, kWarps));
-    const int warps = static_cast<int>(ceil_div(chunks, blocks));
-    with(std::type_identity<OneRow<true>>(), warps, blocks);
+    with(std::type_identity<OneRow<true>>(), static_cast<int>(ceil_div(chunks, blocks)), blocks);
   } else {
-    with(std::type_identity<OneRow<false>>(), kWarps, context.on_hopper() ? kBlocks : 1);
+    with(std::type_identity<OneRow<false>>(), kWarps, kBlocks);
   }
 }
 

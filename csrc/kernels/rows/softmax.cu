@@ -23,14 +23,13 @@ __global__ void __launch_bounds__(Scope::kThreads)
   Scope scope(division, smem);
   ptx::pdl_launch_dependents();
   ptx::pdl_wait();
-  if (scope.first_row >= division.rows) return;  // a whole warp
+  if (!scope.warp_has_rows(division)) return;
   const bool is_log = p.op == RowsOp::kLogSoftmax;
   const auto row = [&](const Rows& x, int r) { return scope.template row<T>(division, x, r); };
 
   A x[kRows][kSteps][kVector], m[kRows], sums[kRows][1];
   const auto load = [&](int64_t chunk) {
-    UNROLL
-    for (int r = 0; r < kRows; ++r) row(p.x, r).load(chunk, A(-INFINITY), x[r]);
+    load_rows([&](int r) { return row(p.x, r); }, scope.element(chunk), A(-INFINITY), x);
   };
   UNROLL
   for (A& each : m) each = -INFINITY;
@@ -54,25 +53,40 @@ __global__ void __launch_bounds__(Scope::kThreads)
       },
       sums);
 
+  // A lane computes what belongs to one of the rows.
+  A sum_of_lane = sums[0][0];
+  UNROLL
+  for (int r = 1; r < kRows; ++r) {
+    if (lane_index() % kRows == r) sum_of_lane = sums[r][0];
+  }
+  const A by_of_lane = p.op == RowsOp::kSoftmax ? A(1) / sum_of_lane : order::log_of(sum_of_lane);
+
   UNROLL
   for (int r = 0; r < kRows; ++r) {
-    const A sum = sums[r][0];
+    const A by = __shfl_sync(~0u, by_of_lane, r, Scope::kLanes);
     if (p.op == RowsOp::kLogSumExp) {
-      const A result = order::logsumexp(m[r], sum);
+      const A result = order::logsumexp(m[r], by);
       if (scope.is_first_lane() && scope.first_row + r < division.rows) {
         static_cast<T*>(p.out)[scope.first_row + r] = narrow<T>(result);
       }
       continue;
     }
-    const A by = is_log ? order::log_of(sum) : A(1) / sum;
     const Row<T> out = row({p.out, p.columns}, r);
     scope.for_chunks([&](int64_t chunk) {
       if (!Scope::kIsHeld) load(chunk);
-      out.template store<kSteps>(chunk, [&](int step, int i) {
-        const A element = x[r][step][i];
-        if (is_log) return (element - m[r]) - by;
-        return (Scope::kIsHeld ? element : order::exp_of(element - m[r])) * by;
-      });
+      UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        if (step * order::kParts >= scope.count(chunk)) break;
+        A y[kVector];
+        UNROLL
+        for (int i = 0; i < kVector; ++i) {
+          const A element = x[r][step][i];
+          y[i] = is_log           ? (element - m[r]) - by
+                 : Scope::kIsHeld ? element * by
+                                  : order::exp_of(element - m[r]) * by;
+        }
+        out.store(scope.element(chunk, step), y);
+      }
     });
   }
 }
@@ -81,7 +95,7 @@ template <typename T>
 void launch(const RowsProblem& p, const Context& context) {
   const bool is_vectorized =
       rows::is_vectorized<T>(p.x, p.columns) && rows::is_vectorized<T>({p.out, 0}, p.columns);
-  for_rows(p.rows, p.columns, is_vectorized, context,
+  for_rows(p.rows, p.columns, is_vectorized, false, context,
            [&]<class Scope>(unsigned blocks, unsigned cluster, int threads, const Division& d) {
              launch_clusters_pdl(softmax_kernel<T, Scope>, cluster, blocks, threads, 0, context, p,
                                  d);

@@ -21,17 +21,14 @@ __global__ void __launch_bounds__(Scope::kThreads)
   Scope scope(division, smem);
   ptx::pdl_launch_dependents();
   ptx::pdl_wait();
-  if (scope.first_row >= division.rows) return;  // a whole warp
+  if (!scope.warp_has_rows(division)) return;
   const auto row = [&](const Rows& x, int r) { return scope.template row<T>(division, x, r); };
 
   // Past the row's end the gradient is -0, which changes no sum: neither by itself nor times 0.
   A grad[kRows][kSteps][kVector], y[kRows][kSteps][kVector], sums[kRows][1];
   const auto load = [&](int64_t chunk) {
-    UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      row(p.grad, r).load(chunk, A(-0.0), grad[r]);
-      row(p.y, r).load(chunk, A(0), y[r]);
-    }
+    load_rows([&](int r) { return row(p.grad, r); }, scope.element(chunk), A(-0.0), grad);
+    load_rows([&](int r) { return row(p.y, r); }, scope.element(chunk), A(0), y);
   };
   scope.template sum<0>(
       smem,
@@ -50,10 +47,17 @@ __global__ void __launch_bounds__(Scope::kThreads)
     const Row<T> out = row({p.out, p.columns}, r);
     scope.for_chunks([&](int64_t chunk) {
       if (!Scope::kIsHeld) load(chunk);
-      out.template store<kSteps>(chunk, [&](int step, int i) {
-        const A g = grad[r][step][i], of_y = y[r][step][i];
-        return p.is_log ? fma(-order::exp_of(of_y), sum, g) : of_y * (g - sum);
-      });
+      UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        if (step * order::kParts >= scope.count(chunk)) break;
+        A dx[kVector];
+        UNROLL
+        for (int i = 0; i < kVector; ++i) {
+          const A g = grad[r][step][i], of_y = y[r][step][i];
+          dx[i] = p.is_log ? fma(-order::exp_of(of_y), sum, g) : of_y * (g - sum);
+        }
+        out.store(scope.element(chunk, step), dx);
+      }
     });
   }
 }
@@ -63,7 +67,7 @@ void launch(const SoftmaxBackward& p, const Context& context) {
   const bool is_vectorized = rows::is_vectorized<T>(p.grad, p.columns) &&
                              rows::is_vectorized<T>(p.y, p.columns) &&
                              rows::is_vectorized<T>({p.out, 0}, p.columns);
-  for_rows(p.rows, p.columns, is_vectorized, context,
+  for_rows(p.rows, p.columns, is_vectorized, false, context,
            [&]<class Scope>(unsigned blocks, unsigned cluster, int threads, const Division& d) {
              launch_clusters_pdl(softmax_backward_kernel<T, Scope>, cluster, blocks, threads, 0,
                                  context, p, d);

@@ -22,16 +22,14 @@ __global__ void __launch_bounds__(Scope::kThreads)
   Scope scope(division, smem);
   ptx::pdl_launch_dependents();
   ptx::pdl_wait();
-  if (scope.first_row >= division.rows) return;  // a whole warp
+  if (!scope.warp_has_rows(division)) return;
   A sums[kRows][1];
   scope.template sum<0>(
       smem,
       [&](int64_t chunk, auto& parts) {
         A x[kRows][kSteps][kVector];
-        UNROLL
-        for (int r = 0; r < kRows; ++r) {
-          scope.template row<T>(division, p.x, r).load(chunk, A(0), x[r]);
-        }
+        load_rows([&](int r) { return scope.template row<T>(division, p.x, r); },
+                  scope.element(chunk), A(0), x);
         for_elements<kRows, kSteps>(
             scope.count(chunk), [&](int r, int step, int i) { parts[r][0][i] += x[r][step][i]; });
       },
@@ -47,7 +45,7 @@ __global__ void __launch_bounds__(Scope::kThreads)
 
 template <typename T>
 void launch(const RowsProblem& p, const Context& context) {
-  for_rows(p.rows, p.columns, is_vectorized<T>(p.x, p.columns), context,
+  for_rows(p.rows, p.columns, is_vectorized<T>(p.x, p.columns), true, context,
            [&]<class Scope>(unsigned blocks, unsigned cluster, int threads, const Division& d) {
              launch_clusters_pdl(sum_rows_kernel<T, Scope>, cluster, blocks, threads, 0, context, p,
                                  d);
