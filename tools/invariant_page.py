@@ -1,4 +1,4 @@
-"""Writes docs/guide/invariant_functions.md, a table of PyTorch's functions in torch_tiled.invariant."""
+"""Writes docs/guide/invariant_functions.md, the table of torch_tiled.invariant."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "guide" / "invariant_functions.md"
 HEAD = """# Functions of PyTorch in `invariant`
 
 A name stands for functions and methods of that name, and for their forms in place: `add` is
-`torch.add`, `Tensor.add` and `Tensor.add_`. [The same answer every time](batch_invariance.md) says what
-"invariant" promises. This page is written by `python -m tools.invariant_page`.
+`torch.add`, `Tensor.add` and `Tensor.add_`. [The same answer every time](batch_invariance.md) says
+what the statement promises. This page is written by `python -m tools.invariant_page`.
 
 ## Replaced
 
@@ -40,10 +40,10 @@ def page() -> str:
     lines += [f"| {what} | {text} |" for what, text in shown.items()]
     lines += [
         "",
-        f"`{IN_EVAL}` is kept in eval mode. {names(ATOMIC.split())} are kept on a CPU and, after",
-        "`torch.use_deterministic_algorithms(True)`, on a GPU; `index_put` and `put` that accumulate",
-        "need it on a CPU, too. So do the gradients of `gather`, `index_select`, `embedding` and",
-        "`interpolate` on a GPU. A function that is not on this page is not covered.",
+        f"`{IN_EVAL}` is kept in eval mode. {names(ATOMIC.split())} are kept on a CPU,",
+        "and on a GPU after `torch.use_deterministic_algorithms(True)`. On a CPU `index_put` and",
+        "`put` that accumulate need it, too, and on a GPU the gradients of `gather`,",
+        "`index_select`, `embedding` and `interpolate`. What is not on this page is not covered.",
         "",
         "## Not covered",
         "",

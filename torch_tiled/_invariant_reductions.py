@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from ._internals import in_modes
 from ._op.row_checks import DTYPES
 from ._op.supported import SIXTEEN_BIT, is_supported
-from ._routes import takes
+from ._routes import is_autocast, takes
 from .nn import functional as ours
 
 __all__ = ["INSIDE_REDUCTIONS", "REDUCTIONS"]
@@ -22,11 +22,17 @@ _sum, _mean = ours.sum, ours.mean
 
 def _are_real(*tensors) -> bool:
     """Returns whether all are dense tensors of floating-point numbers, or None."""
-    return all(x is None or (is_supported(x) and x.dtype in DTYPES) for x in tensors)
+    for x in tensors:
+        if x is not None and not (is_supported(x) and x.dtype in DTYPES):
+            return False
+    return True
 
 
 def _put(out, result):
-    """Writes a result to out, if PyTorch does so without a cast, a warning or an error."""
+    """Writes a result to out, if PyTorch does so without a cast, a warning or an error.
+
+    Without out, the result is returned.
+    """
     if out is None:
         return result
     if torch.is_grad_enabled() and (result.requires_grad or out.requires_grad):
@@ -40,10 +46,18 @@ def _put(out, result):
     return out.copy_(result)
 
 
+_COMMON = {"dim", "keepdim"}
+
+
 def _reducing(function, takes_complex=True):
     """A route to sum, mean, cumsum or logsumexp. PyTorch computes those of integers."""
 
-    def reduce(products, input, *args, out=None, **options):
+    def reduce(products, input, *args, **options):
+        if options.keys() <= _COMMON and is_supported(input) and not input.is_complex():
+            return function(input, *args, **options)
+        return reduce_any(input, *args, **options)
+
+    def reduce_any(input, *args, out=None, **options):
         if "axis" in options:
             options["dim"] = options.pop("axis")
         if "keepdims" in options:
@@ -73,7 +87,8 @@ def _of_a_row(function):
             input = input.to(dtype)
         if dim is None or not is_supported(input) or input.is_complex():
             return None
-        return _put(out, function(input, dim, dtype))
+        result = function(input, dim, dtype)
+        return result if out is None else _put(out, result)
 
     return of_a_row
 
@@ -95,6 +110,8 @@ def _cumsum_(products, self, dim, *, dtype=None):
 def _nansum(products, input, *args, **options):
     if not isinstance(input, torch.Tensor) or not _are_real(input):
         return None
+    if is_autocast(input):
+        return products.uncast(input.device.type, _nansum, products, input, *args, **options)
     return REDUCTIONS[torch.sum](products, input.masked_fill(input.isnan(), 0), *args, **options)
 
 
@@ -106,7 +123,11 @@ def _nanmean(products, input, dim=None, keepdim=False, *, dtype=None, out=None):
 
 
 def _trace(products, input):
-    return products.total(input.diagonal(), [0]) if takes(input) and input.dim() == 2 else None
+    if not takes(input) or input.dim() != 2:
+        return None
+    if input.is_cpu and input.dtype in SIXTEEN_BIT and is_autocast(input):
+        input = input.float()
+    return products.total(input.diagonal(), [0])
 
 
 def _sum_to_size(products, self, *size):
@@ -161,7 +182,10 @@ def _instance_norm(
     is_taken = running_mean is None and running_var is None and _are_real(input, weight, bias)
     if not is_taken or input.dim() < 3 or math.prod(input.shape[2:]) < 2:
         return None
-    return ours.group_norm(input, input.shape[1], weight, bias, eps)
+    given = input, input.shape[1], weight, bias, eps
+    if is_autocast(input):  # PyTorch casts group_norm there, and not this
+        return products.uncast(input.device.type, ours.group_norm, *given)
+    return ours.group_norm(*given)
 
 
 # --- Variances and lengths -----------------------------------------------------------------------
@@ -215,8 +239,10 @@ _std_mean = _of_moments(lambda var, mean: (_root(var), mean))
 def _vector_norm(products, x, ord=2, dim=None, keepdim=False, *, dtype=None, out=None):
     if not is_supported(x) or ord not in (0, 1, 2, math.inf, -math.inf):
         return None
-    result_dtype = dtype or x.dtype
+    if dtype is None and x.is_cuda and x.dtype in SIXTEEN_BIT and is_autocast(x):
+        dtype = torch.float32
     x = x if dtype is None else x.to(dtype)
+    result_dtype = x.dtype
     if x.is_complex():
         x = x.abs()
         result_dtype = x.dtype
@@ -249,9 +275,10 @@ def _norm(products, input, p="fro", dim=None, keepdim=False, out=None, dtype=Non
 
 
 def _cosine_similarity(products, x1, x2, dim=1, eps=1e-8):
-    if not _are_real(x1, x2) or x1.dtype != x2.dtype:
+    if not _are_real(x1, x2):
         return None
-    x1, x2 = torch.broadcast_tensors(x1, x2)
+    dtype = torch.promote_types(x1.dtype, x2.dtype)
+    x1, x2 = torch.broadcast_tensors(x1.to(dtype), x2.to(dtype))
     x1, x2 = (x / _vector_norm(products, x, 2, dim, True).clamp_min(eps) for x in (x1, x2))
     return _sum(x1 * x2, dim)
 

@@ -3,6 +3,7 @@
 INVARIANT_ROUTES is a map as ROUTES. _invariant_reductions.py has those of sums, norms and losses.
 """
 
+import functools
 import itertools
 import math
 
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from . import ops
-from ._internals import attention_by, torch_grouped_mm
+from ._internals import attention_by, autocast_active, torch_grouped_mm
 from ._invariant_reductions import INSIDE_REDUCTIONS, REDUCTIONS
 from ._key_places import from_first_key
 from ._op.namespace import operators
@@ -46,14 +47,11 @@ class InvariantProducts(Products):
             for dtype in DTYPES
         }
 
-    def options(self, *operands):
-        first = operands[0]
-        if not first.is_cpu:
+    def options(self, a, b):
+        if not a.is_cpu:
             return self._options
-        dtype = first.dtype
-        if any(x.dtype is not dtype for x in operands):  # mixed
-            dtype = torch.float32
-        if is_cast(dtype) and is_autocast(first):
+        dtype = a.dtype if a.dtype is b.dtype else torch.float32  # mixed
+        if autocast_active() and is_cast(dtype) and is_autocast(a):
             dtype = torch.get_autocast_dtype("cpu")
         return self._on_cpu[dtype]
 
@@ -77,6 +75,8 @@ def _dot(products, input, other=None, *, tensor=None, out=None):
     other = tensor if other is None else other
     if not takes(input, other) or (input.dim(), other.dim()) != (1, 1):
         return None
+    if input.is_cpu and is_autocast(input):  # PyTorch casts these on CUDA alone
+        return products.uncast("cpu", _dot, products, input, other, out=out)
     return ROUTES[torch.matmul](products, input, other, out=out)
 
 
@@ -85,9 +85,12 @@ def _vdot(products, input, other, *, out=None):
 
 
 def _vecdot(products, x, y, *, dim=-1, out=None):
-    if out is not None or not takes(x, y) or x.dtype != y.dtype:
+    if out is not None or not takes(x, y):
         return None
-    return products.total(x.conj() * y, [dim])
+    if is_autocast(x):
+        tensors = autocast(x, y)
+        return products.uncast(x.device.type, _vecdot, products, *tensors, dim=dim)
+    return products.total(x.conj() * y, [dim]) if x.dtype == y.dtype else None
 
 
 def _inner(products, input, other, *, out=None):
@@ -101,6 +104,10 @@ def _inner(products, input, other, *, out=None):
 def _tensordot(products, a, b, dims=2, out=None):
     if out is not None or not takes(a, b):
         return None
+    if a.is_cuda and is_autocast(a):  # PyTorch casts to the widest dtype
+        dtype = torch.promote_types(a.dtype, b.dtype)
+        given = products, a.to(dtype), b.to(dtype), dims
+        return products.uncast("cuda", _tensordot, *given)
     if isinstance(dims, torch.Tensor):
         dims = dims.tolist()
     if isinstance(dims, int):
@@ -111,11 +118,14 @@ def _tensordot(products, a, b, dims=2, out=None):
         return None
     rows = [i for i in range(a.dim()) if i not in of_a]
     cols = [i for i in range(b.dim()) if i not in of_b]
+    if not rows and not cols:  # PyTorch casts nothing for it in autocast regions
+        x, y = a.permute(of_a).reshape(-1), b.permute(of_b).reshape(-1)
+        return products.uncast(a.device.type, _dot, products, x, y)
     shape = [a.shape[i] for i in rows], [b.shape[i] for i in cols]
     k = math.prod([a.shape[i] for i in of_a])
     x = a.permute(*rows, *of_a).reshape(math.prod(shape[0]), k)
     y = b.permute(*of_b, *cols).reshape(k, math.prod(shape[1]))
-    return ops.matmul(x, y, **products.options(x, y)).reshape(*shape[0], *shape[1])
+    return ops.matmul(x, y, **products.options(x, y)).reshape(shape[0] + shape[1])
 
 
 def _einsum(products, equation, *operands):
@@ -140,6 +150,10 @@ def _einsum(products, equation, *operands):
 
 
 def _bilinear(products, input1, input2, weight, bias=None):
+    if takes(input1, input2, weight) and is_autocast(input1):  # PyTorch casts to the widest dtype
+        dtype = functools.reduce(torch.promote_types, (x.dtype for x in (input1, input2, weight)))
+        given = (x.to(dtype) for x in (input1, input2, weight))
+        return products.uncast(input1.device.type, _bilinear, products, *given, bias)
     result = _einsum(products, "...i,oij,...j->...o", input1, weight, input2)
     return result if bias is None or result is None else result + bias.to(result.dtype)
 

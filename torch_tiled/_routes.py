@@ -37,7 +37,7 @@ class Products:
         self.precision = precision
         self._options = {"precision": precision}
 
-    def options(self, *operands: torch.Tensor) -> dict[str, str]:
+    def options(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, str]:
         """Returns the options of torch_tiled.matmul for these operands, before autocast."""
         return self._options
 

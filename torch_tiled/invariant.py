@@ -23,6 +23,7 @@ from .ops import check_precision
 __all__ = ["invariant"]
 
 
+_NORM, _UNFLATTEN = torch.Tensor.norm, torch.Tensor.unflatten
 # Operators of these namespaces are torch_tiled's own, or in compiled code, of which the functions
 # were checked when it was traced.
 _TRACED = (NAMESPACE, "aten", "prims", "inductor")
@@ -90,17 +91,18 @@ class invariant(TorchFunctionMode):
             check_precision("torch_tiled.invariant", precision)
         self.precision = precision
         self.strict = strict
+        self._products = INVARIANT_PRODUCTS[precision]
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         # Dynamo does not find methods in Python code in a dict, of which norm is one.
-        route = INVARIANT_ROUTES.get(torch.norm if func is torch.Tensor.norm else func)
+        route = INVARIANT_ROUTES.get(torch.norm if func is _NORM else func)
         if route is not None:
-            result = route(INVARIANT_PRODUCTS[self.precision], *args, **kwargs)
+            result = route(self._products, *args, **kwargs)
             if result is not None:
                 return result
         elif PLAIN_TYPES.issuperset(types):
-            if func is torch.Tensor.unflatten:  # Dynamo cannot trace the method in a mode
+            if func is _UNFLATTEN:  # Dynamo cannot trace the method in a mode
                 return torch.unflatten(*args, **kwargs)
             inside = INSIDE.get(func)
             if inside is not None:
@@ -178,7 +180,7 @@ def _check_is_covered(func: Callable, args: tuple, kwargs: dict) -> None:
             what = "it adds in any order; call torch.use_deterministic_algorithms(True)"
     elif row is not None:
         what = advice(row) or "it is not in torch_tiled's table; call it for one sample at a time"
-        if func in INVARIANT_ROUTES or func in INSIDE or func is torch.Tensor.norm:
+        if func in INVARIANT_ROUTES or func in INSIDE or func is _NORM:
             what = (
                 "torch_tiled does not take its operands or options; pass dense tensors of one dtype"
             )

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from helpers.needs import needs_hopper
 from helpers.small_models import small
+from helpers.thinning import pairwise
 from torch import nn
 from torch.nn.attention.bias import causal_lower_right
 from torch.overrides import get_overridable_functions
@@ -79,6 +80,7 @@ def assert_near(y, expected, dtype):
     assert_close(y.double(), expected, rtol=0, atol=limit.item())
 
 
+@pairwise
 @pytest.mark.parametrize("dtype", REAL, ids=str)
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_has_its_bits_alone(name, dtype, device):
@@ -433,11 +435,14 @@ def assert_invariant(model, inputs, **options):
     assert report.equal and report.first is None, str(report)
 
 
-@pytest.mark.parametrize("name", ["bert", "vit"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("bert", torch.float32), ("bert", torch.bfloat16), ("vit", torch.float32)],
+    ids=str,
+)
 def test_classifiers(name, dtype, device):
     model, (inputs, _) = lookup(name, device, dtype)
-    assert_invariant(model, inputs[:6])
+    assert_invariant(model, inputs[:3])
 
 
 def test_a_padded_batch_has_the_bits_of_each_sequence(device):
@@ -456,7 +461,7 @@ def test_a_padded_batch_has_the_bits_of_each_sequence(device):
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_language_models(name, device):
     model, (tokens,) = lookup(name, device, torch.float32)
-    assert_invariant(model, tokens)
+    assert_invariant(model, tokens[:3, :12])
 
 
 def test_a_graph_model(device):

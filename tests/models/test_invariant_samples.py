@@ -1,11 +1,14 @@
 """PyTorch's own samples of the functions that torch_tiled.invariant takes over."""
 
+import contextlib
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers.reference import assert_within, rounded_bound
+from helpers.thinning import fewer, pairwise
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 from torch_tiled import invariant
@@ -42,8 +45,8 @@ def widened(sample, change=lambda x: x):
     for name in ("alpha", "beta"):
         if name in sample.kwargs:
             sample.kwargs[name] = change(torch.tensor(sample.kwargs[name])).item()
-    if isinstance(sample.kwargs.get("dtype"), torch.dtype):
-        sample.kwargs["dtype"] = torch.float64
+    if isinstance(dtype := sample.kwargs.get("dtype"), torch.dtype):
+        sample.kwargs["dtype"] = torch.complex128 if dtype.is_complex else torch.float64
     return sample
 
 
@@ -64,19 +67,22 @@ def assert_is_rounded(op, found, expected, exact, run, sample):
         assert_within(found, exact, limit)
     else:
         # Sixteen-bit terms are rounded, too, so that small results of large ones err by more.
-        largest = exact.abs().max().item() if exact.numel() else 0
+        sizes = [x.abs().max().item() for x in (exact, sample.input) if x.numel()]
+        largest = max(sizes, default=0)
         limits = {"rtol": 0.016, "atol": 4 * torch.finfo(found.dtype).eps * largest}
         options = limits if found.dtype == torch.bfloat16 and math.isfinite(largest) else {}
         wide = exact if options else exact.to(found.dtype)
         assert_close(found.to(wide.dtype), wide, equal_nan=True, **options)
 
 
+@pairwise
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", OPS, ids=lambda x: x.formatted_name)
 def test_pytorch_s_own_samples(op, dtype, device):
     if dtype not in op.supported_dtypes(device):
         pytest.skip("PyTorch does not compute these")
-    for sample in op.sample_inputs(device, dtype):
+    samples = [*op.sample_inputs(device, dtype)]
+    for sample in samples[:: 1 + len(samples) // fewer(len(samples) + 1, 12)]:
         if op.op is F.rms_norm and sample.kwargs.get("eps") is None:  # by default the dtype's
             sample.kwargs["eps"] = 1e-6
         for variant in {op.op, op.method_variant} - {None}:
@@ -154,3 +160,68 @@ def test_lengths_of_zero_have_pytorch_s_gradients(function, device):
             y = function(x, dim=1)
         grads += torch.autograd.grad(y.sum(), x)
     assert_close(*grads)
+
+
+# --- Autocast regions ----------------------------------------------------------------------------
+
+AUTOCAST = {
+    "norm": lambda x: x.norm(dim=1),
+    "vector_norm": lambda x: torch.linalg.vector_norm(x, dim=1),
+    "normalize": lambda x: F.normalize(x),
+    "cosine_similarity": lambda x: F.cosine_similarity(x, x.float()),
+    "pairwise_distance": lambda x: F.pairwise_distance(x, x),
+    "std": lambda x: x.std(1),
+    "nansum": lambda x: x.nansum(1),
+    "nanmean": lambda x: x.nanmean(1),
+    "trace": lambda x: x[0].trace(),
+    "sum_to_size": lambda x: x.sum_to_size(1, 8, 32),
+    "sum": lambda x: x.sum(1),
+    "mean": lambda x: x.mean(1),
+    "cumsum": lambda x: x.cumsum(-1),
+    "softmax": lambda x: x.softmax(-1),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "adaptive_avg_pool1d": lambda x: F.adaptive_avg_pool1d(x, 1),
+    "instance_norm": lambda x: F.instance_norm(x),
+    "mse_loss": lambda x: F.mse_loss(x, x),
+    "kl_div": lambda x: F.kl_div(x, x, reduction="batchmean"),
+    "dot": lambda x: torch.dot(x[0, 0], x[0, 0]),
+    "vdot": lambda x: torch.vdot(x[0, 0], x[0, 0]),
+    "vecdot": lambda x: torch.linalg.vecdot(x, x),
+    "inner": lambda x: torch.inner(x[0, 0], x[0, 0]),
+    "tensordot": lambda x: torch.tensordot(x, x, ([1, 2], [1, 2])),
+    "tensordot of all": lambda x: torch.tensordot(x, x, 3),
+    "bilinear": lambda x: F.bilinear(x, x, x.new_ones(2, 32, 32)),
+    "conv1d": lambda x: F.conv1d(x, x.new_ones(4, 8, 3)),
+    "triplet": lambda x: F.triplet_margin_with_distance_loss(x, x, x),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("device", ["cpu", "a fake cuda"])
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_dtypes_in_autocast_regions_are_pytorch_s(name, device, dtype):
+    """FakeTensors have the dtypes of CUDA tensors, by PyTorch's own list."""
+    function, is_fake = AUTOCAST[name], device != "cpu"
+    device = device.split()[-1]
+    with FakeTensorMode() if is_fake else contextlib.nullcontext(), autocast(device):
+        x = torch.ones(4, 8, 32, dtype=dtype, device=device)
+        try:
+            expected = function(x).dtype
+            with invariant():
+                found = function(x).dtype
+        except RuntimeError as error:
+            if "not linked with support for cuda" in str(error):
+                pytest.skip("this build of PyTorch copies no FakeTensor of CUDA")
+            raise
+        assert found == expected
+
+
+@contextlib.contextmanager
+def autocast(device):
+    """torch.autocast, which refuses CUDA on a machine without a GPU."""
+    torch.set_autocast_enabled(device, True)
+    torch.set_autocast_dtype(device, torch.bfloat16)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, False)

@@ -287,3 +287,31 @@ def test_pytree_nodes():
     )
     x = torch.ones(3, 2)
     assert torch.func.vmap(lambda node: node.leaf.sum())(Node(x)).tolist() == [2, 2, 2]
+
+
+def test_function_modes_are_put_and_taken_anywhere():
+    outer, first, second = (torch.overrides.TorchFunctionMode() for _ in range(3))
+    with torch.device("cpu"), outer:
+        _internals.insert_function_mode(first, [])
+        _internals.insert_function_mode(second, [first])
+        stack = torch.overrides._get_current_function_mode_stack()
+        assert stack[1:] == [first, second, outer]
+        _internals.remove_function_mode(first)
+        _internals.remove_function_mode(second)
+        assert torch.overrides._get_current_function_mode_stack()[1:] == [outer]
+    assert _internals.function_modes() == 0
+
+
+def test_in_modes():
+    same = _internals.in_modes(torch.nn.functional.softmin)
+    assert same.__code__ is torch.nn.functional.softmin.__code__
+    seen = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        same(torch.ones(3), dim=0)
+    assert torch.Tensor.softmax in seen and torch.nn.functional.softmin not in seen

@@ -170,3 +170,19 @@ def test_functionalization(device):
     b = torch.randn(6, 5, device=device)
     functional = torch.func.functionalize(torch_tiled.matmul)
     assert torch.equal(functional(a, b), torch_tiled.matmul(a, b))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "ieee", "tf32"])
+def test_gradients_of_a_float32_result_by_mma(precision, device):
+    """They are products of a float32 gradient, which algorithm "mma" does not take."""
+    a, b = (torch.randn(shape, device=device).bfloat16() for shape in ((4, 160), (160, 5)))
+    grads = []
+    for x, y, options in (
+        (a, b, {"algorithm": "mma", "precision": precision, "out_dtype": torch.float32}),
+        (a.double(), b.double(), {"algorithm": "tiled"}),
+    ):
+        x, y = x.requires_grad_(), y.requires_grad_()
+        out = torch_tiled.matmul(x, y, **options)
+        grads.append(torch.autograd.grad(out.sum(), (x, y)))
+    for found, exact in zip(*grads, strict=True):
+        assert_close(found, exact.bfloat16())
