@@ -79,8 +79,8 @@ HOST_FLAGS = [
     *("-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra"),
     *(["-Werror"] if STRICT else []),
 ]
-# Nothing reads the flags of floating-point exceptions, so both sides of a condition may be computed,
-# which loops over 16-bit floats need for SIMD. The values are the same.
+# Nothing reads the flags of floating-point exceptions, so both sides of a condition may be
+# computed, which loops over 16-bit floats need for SIMD. The values are the same.
 NO_TRAPS = "-fno-trapping-math"
 DEVICE_FLAGS = [
     *("--fmad=false", "-Xptxas=-v"),

@@ -11,6 +11,10 @@ from helpers.rows_specification import CHUNK, fma, sum_row
 
 def sum_columns(x, y=None):
     """The sum over rows of x, or of x y by FMAs."""
+    columns = x.shape[1]
+    if columns > 4096:  # in parts, which take less memory
+        parts = np.array_split(np.arange(columns), -(-columns // 4096))
+        return np.concatenate([sum_columns(x[:, i], None if y is None else y[:, i]) for i in parts])
     total = np.zeros(x.shape[1], x.dtype)
     for first in range(0, len(x), CHUNK):
         chunk = slice(first, first + CHUNK)

@@ -63,16 +63,17 @@ def sum_row(x, y=None):
     """S(x) of each row, or S(x y), with the products added by FMAs."""
     rows, n = x.shape
     chunks = max(-(-n // CHUNK), 1)
+    steps = CHUNK // PARTS if chunks > 1 else max(-(-n // PARTS), 1)
 
     def split(terms, filler):
         """Terms as (row, chunk, step, part). A filler adds nothing."""
-        padded = np.full((rows, chunks * CHUNK), filler, terms.dtype)
+        padded = np.full((rows, chunks * steps * PARTS), filler, terms.dtype)
         padded[:, :n] = terms
         return padded.reshape(rows, chunks, -1, PARTS)
 
     x, y = split(x, -0.0), None if y is None else split(y, 0.0)
     parts = np.zeros((rows, chunks, PARTS), x.dtype)
-    for step in range(CHUNK // PARTS):
+    for step in range(steps):
         terms = x[:, :, step]
         parts = parts + terms if y is None else fma(terms, y[:, :, step], parts)
     while parts.shape[2] > 1:
