@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 from torch_tiled import invariant
+from torch_tiled._invariant_reductions import _LOSSES
 from torch_tiled._invariant_routes import INSIDE, INVARIANT_ROUTES
 
 op_db = pytest.importorskip(
@@ -54,6 +55,19 @@ def tensors_of(result):
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
+def assert_is_sum_of_terms(loss, found, sample):
+    """Asserts that a loss is the sum of PyTorch's terms, but for at most 30 roundings of each."""
+    terms = loss(sample.input, *sample.args, **{**sample.kwargs, "reduction": "none"})
+    rows = terms.shape[0] if terms.dim() else 1
+    counts = {"sum": 1, "batchmean": rows, "mean": terms.numel()}
+    count = counts[sample.kwargs.get("reduction", "mean")]
+    exact = terms.double().sum() / count
+    u = torch.finfo(torch.float64 if terms.dtype == torch.float64 else torch.float32).eps
+    limit = 31 * u * terms.double().abs().sum() / count
+    limit = limit + torch.finfo(found.dtype).eps * (exact.abs() + limit)
+    assert_within(found.double(), exact, limit)
+
+
 def assert_is_rounded(op, found, expected, exact, run, sample):
     """Asserts that a result is as near to float64's as PyTorch's tests allow."""
     if not (expected.is_floating_point() or expected.is_complex()):
@@ -65,6 +79,8 @@ def assert_is_rounded(op, found, expected, exact, run, sample):
         else:
             limit = rounded_bound(exact, size, 512, 2, expected.dtype)
         assert_within(found, exact, limit)
+    elif op.op in _LOSSES and sample.kwargs.get("reduction") != "none":
+        assert_is_sum_of_terms(op.op, found, sample)
     else:
         # Sixteen-bit terms are rounded, too, so that small results of large ones err by more.
         sizes = [x.abs().max().item() for x in (exact, sample.input) if x.numel()]
