@@ -3,7 +3,7 @@
 //
 // A block has the columns of 16 lanes: one of each lane, or two adjacent ones of 16 bits. A half of
 // a warp adds 4 of the 128 parts: its steps of the tree are the first ones, and the others are
-// between the halves of all warps.
+// between all groups of 16 lanes.
 
 #include <cstdint>
 
@@ -62,14 +62,14 @@ void with_columns(bool are_pairs, const F& f) {
 
 // x_i + x_{i + n / 2} of n numbers, then likewise of the n / 2 sums, down to one.
 template <typename A, int kCount>
-__device__ A sum_halves(const A (&x)[kCount]) {
+__device__ A sum_pairs(const A (&x)[kCount]) {
   if constexpr (kCount == 1) {
     return x[0];
   } else {
-    A halves[kCount / 2];
+    A sums[kCount / 2];
     UNROLL
-    for (int i = 0; i < kCount / 2; ++i) halves[i] = x[i] + x[i + kCount / 2];
-    return sum_halves(halves);
+    for (int i = 0; i < kCount / 2; ++i) sums[i] = x[i] + x[i + kCount / 2];
+    return sum_pairs(sums);
   }
 }
 
@@ -98,7 +98,7 @@ __device__ void sum_columns(int count, const Load& load, const Add& add, const S
   for (int k = 0; k < kSums; ++k) {
     UNROLL
     for (int v = 0; v < kColumns; ++v) {
-      smem[k][v][column_group()][column_lane()] = sum_halves(parts[k][v]);
+      smem[k][v][column_group()][column_lane()] = sum_pairs(parts[k][v]);
     }
   }
   __syncthreads();
@@ -107,7 +107,7 @@ __device__ void sum_columns(int count, const Load& load, const Add& add, const S
   A of_groups[kGroups];
   UNROLL
   for (int i = 0; i < kGroups; ++i) of_groups[i] = smem[k][v][i][column_lane()];
-  store(k, v, sum_halves(of_groups));
+  store(k, v, sum_pairs(of_groups));
 }
 
 }  // namespace tiled::cuda::rows
