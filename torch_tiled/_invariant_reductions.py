@@ -127,6 +127,8 @@ def _trace(products, input):
         return None
     if input.is_cpu and input.dtype in SIXTEEN_BIT and is_autocast(input):
         input = input.float()
+    if input.is_cuda and is_autocast(input):
+        return products.uncast("cuda", products.total, input.diagonal(), [0])
     return products.total(input.diagonal(), [0])
 
 

@@ -75,8 +75,11 @@ def _dot(products, input, other=None, *, tensor=None, out=None):
     other = tensor if other is None else other
     if not takes(input, other) or (input.dim(), other.dim()) != (1, 1):
         return None
-    if input.is_cpu and is_autocast(input):  # PyTorch casts these on CUDA alone
-        return products.uncast("cpu", _dot, products, input, other, out=out)
+    if is_autocast(input):  # on CUDA PyTorch casts both to the wider dtype, and not on a CPU
+        wide = torch.promote_types(input.dtype, other.dtype)
+        if input.is_cuda:
+            input, other = input.to(wide), other.to(wide)
+        return products.uncast(input.device.type, _dot, products, input, other, out=out)
     return ROUTES[torch.matmul](products, input, other, out=out)
 
 
