@@ -1,6 +1,6 @@
 """The derivatives of attention: a kernel for gradients, and else a composite.
 
-A composite of products and functions of PyTorch computes the weights, the softmax of the scores,
+A composite of products and reductions of rows computes the weights, the softmax of the scores,
 anew: a number for each query and key of each head. It has derivatives itself, of any order. The
 heads of q that share a head of k and v are folded into rows, so that no product copies k or v.
 Those of 16-bit tensors are computed in float32, and rounded.
@@ -25,6 +25,14 @@ from .supported import PLAIN_TYPES, is_traced
 _MOST_COLUMNS = 128  # of q, k and v, that the gradients' kernels take on a GPU
 
 
+def _softmax(scores):
+    return operators._row_softmax.default(scores, False)
+
+
+def _total(x):
+    return operators._row_sum.default(x, False)[..., None]
+
+
 def _fold_heads(x, kv_heads):
     """(batch, heads, rows, columns) as (batch, kv_heads, heads / kv_heads * rows, columns)."""
     batch, heads, rows, columns = x.shape
@@ -38,18 +46,18 @@ def _attention_weights(q, k, mask, causal_offset, scale):
     """The softmax of the scores, with zeros for a query that sees no key; heads are folded."""
     scores = _product(_fold_heads(q, k.shape[1]) * scale, k.mT, {})
     if mask is None and causal_offset is None:
-        return torch.softmax(scores, -1)
+        return _softmax(scores)
     folded, scores = scores.shape, scores.reshape(*q.shape[:3], k.shape[2])
     if causal_offset is not None:
         hidden = scores.new_ones(scores.shape[2:], dtype=torch.bool).triu(causal_offset + 1)
         scores = scores.masked_fill(hidden, -torch.inf)
     if mask is None and causal_offset >= 0:  # each query sees a key
-        return torch.softmax(scores, -1).reshape(folded)
+        return _softmax(scores).reshape(folded)
     if mask is not None:
         is_bool = mask.dtype == torch.bool
         scores = scores.masked_fill(~mask, -torch.inf) if is_bool else scores + mask
     sees_nothing = (scores == -torch.inf).all(-1, keepdim=True)
-    weights = torch.softmax(scores.masked_fill(sees_nothing, 0), -1)
+    weights = _softmax(scores.masked_fill(sees_nothing, 0))
     return weights.masked_fill(sees_nothing, 0).reshape(folded)
 
 
@@ -63,7 +71,7 @@ def _attention_backward(grad, q, k, v, mask, out, causal_offset, scale, needed):
     if needs_v:
         grad_v = _product(weights.mT, grad, {})
     if needs_q or needs_k or needs_mask:
-        mean = (grad * _fold_heads(out, kv_heads)).sum(-1, keepdim=True)
+        mean = _total(grad * _fold_heads(out, kv_heads))
         grad_scores = weights * (_product(grad, v.mT, {}) - mean)
         if needs_mask:
             scores = grad_scores.reshape(*q.shape[:3], k.shape[2])
@@ -125,7 +133,7 @@ def _attention_tangent(q, k, v, mask, causal_offset, scale, tangents):
         of_scores = _sum(of_scores, of_mask)
     if of_scores is not None:
         of_weights = weights * of_scores
-        of_weights = of_weights - weights * of_weights.sum(-1, keepdim=True)
+        of_weights = of_weights - weights * _total(of_weights)
         of_out = _product(of_weights, v, {})
     if of_v is not None:
         of_out = _sum(of_out, _product(weights, of_v, {}))
