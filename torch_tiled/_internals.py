@@ -16,6 +16,9 @@ import torch.nn.functional as F
 from torch import _grouped_mm as torch_grouped_mm
 from torch import _neg_view as negative_view
 from torch._C import (
+    DisableTorchFunction as WithoutFunctionModes,
+)
+from torch._C import (
     DispatchKey,
     DispatchKeySet,
 )
@@ -94,6 +97,7 @@ __all__ = [
     "SingleLevelFunction",
     "TorchDispatchMode",
     "WithoutDispatchModes",
+    "WithoutFunctionModes",
     "allow_single_level_function",
     "apply_vmap_rule",
     "argument_names",
@@ -183,7 +187,7 @@ def gradients_asked_for(ctx, needed):
     Args:
         ctx: the context of a backward that is running.
         needed: the bools of ctx.needs_input_grad for the tensors that the Function was applied to,
-            in order. The last ones may be left out.
+            in order, without those that are None. The last ones may be left out.
     """
     if sum(needed) < 2:  # a backward runs only if one is asked for
         return needed

@@ -241,6 +241,8 @@ _std_mean = _of_moments(lambda var, mean: (_root(var), mean))
 def _vector_norm(products, x, ord=2, dim=None, keepdim=False, *, dtype=None, out=None):
     if not is_supported(x) or ord not in (0, 1, 2, math.inf, -math.inf):
         return None
+    if ord == 0:  # a count, which is exact
+        return torch.linalg.vector_norm(x, 0, dim, keepdim, dtype=dtype, out=out)
     if dtype is None and x.is_cuda and x.dtype in SIXTEEN_BIT and is_autocast(x):
         dtype = torch.float32
     x = x if dtype is None else x.to(dtype)
@@ -252,8 +254,6 @@ def _vector_norm(products, x, ord=2, dim=None, keepdim=False, *, dtype=None, out
     dims = list(range(x.dim())) if dim is None else dim
     if ord in (math.inf, -math.inf):
         result = (torch.amax if ord > 0 else torch.amin)(x.abs(), dims, keepdim)
-    elif ord == 0:
-        result = _sum((x != 0).to(x.dtype), dims, keepdim)
     elif ord == 1:
         result = _sum(x.abs(), dims, keepdim)
     else:

@@ -364,6 +364,8 @@ _TILED = (
     operators.matmul.default,
     operators.matmul.out,
     operators.linear.default,
+    operators.matmul.prepared,
+    operators.linear.prepared,
     operators.gemm_.default,
 )
 

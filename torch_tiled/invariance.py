@@ -75,7 +75,7 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Invariance:
-    """What torch_tiled.invariance() found. str() makes a table of it.
+    """What torch_tiled.invariance() found. str() makes a table of it, and bool() is `equal`.
 
     Attributes:
         equal: whether all outputs had the same bits in all batches.
@@ -104,6 +104,9 @@ class Invariance:
     first: Difference | None
     modules: tuple[Compared, ...]
     not_compared: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.equal
 
     def __str__(self) -> str:
         outputs = f"The outputs of {self.samples} samples"

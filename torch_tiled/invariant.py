@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from ._internals import (
     OpOverload,
+    WithoutFunctionModes,
     assume_constant_result,
     insert_function_mode,
     remove_function_mode,
@@ -53,8 +54,10 @@ class invariant(TorchFunctionMode):
     A row's bits depend on its numbers, their places and its length; sums that are padded on the
     right with zeros keep their bits, and so does attention with masked keys on the right. What is
     of the batch itself depends on it: a loss's mean, a weight's gradient, BatchNorm in training and
-    random numbers. On a CPU PyTorch may round functions of each element, such as gelu and rsqrt of
-    16-bit numbers, otherwise at the end of a tensor: multiples of 32 elements a sample are safe.
+    random numbers. Gradients with create_graph=True or by torch.func have other bits than those of
+    backward(), which depend on the batch as little. On a CPU PyTorch may round functions of each
+    element, such as gelu and silu, otherwise in a view and at the end of a tensor: contiguous
+    tensors of multiples of 32 elements a sample are safe.
 
     On a GPU that is no Hopper, and for float64, "ieee", dropout and more than 256 columns,
     attention is composed of products and softmax. So is the attention of
@@ -62,11 +65,13 @@ class invariant(TorchFunctionMode):
     nested tensors, tensor subclasses, and what is not covered. With strict=True the first of these
     with floating-point numbers raises.
 
-    Statements nest, with each other and with override, and the innermost one counts. A statement
-    holds for its own thread. `invariant.enable()` is a statement around all others of the thread,
-    until `invariant.disable()`. Compiled functions may be called in a statement or contain one, and
-    keep the bits of products and reductions; on a CPU grouped_mm breaks a graph. A generator that
-    yields in a statement leaves it active for its caller. A function that torch.utils.checkpoint
+    Statements nest, and the innermost one counts; of an override inside of one its precision
+    counts, and of one around it nothing. A statement holds for its own thread. It does not see
+    calls of torch.ops.aten, modules of torch.jit, and Python code that a backward pass runs.
+    `invariant.enable()` is a statement around all others of the thread, until
+    `invariant.disable()`. Compiled functions may be called in a statement or contain one, and keep
+    the bits of products and reductions; on a CPU grouped_mm breaks a graph. A generator that yields
+    in a statement leaves it active for its caller. A function that torch.utils.checkpoint
     recomputes is outside of the statement then: put one into the function, or pass context_fn.
 
     Args:
@@ -121,7 +126,7 @@ class invariant(TorchFunctionMode):
             strict: as for the statement.
 
         Raises:
-            RuntimeError: there is no such precision, or it is called in compiled code.
+            RuntimeError: there is no such precision.
 
         Examples:
             >>> torch_tiled.invariant.enable()
@@ -140,7 +145,7 @@ class invariant(TorchFunctionMode):
         """Ends what the last enable() of this thread began.
 
         Raises:
-            RuntimeError: nothing is enabled in this thread, or it is called in compiled code.
+            RuntimeError: nothing is enabled in this thread.
 
         Examples:
             >>> torch_tiled.invariant.enable()
@@ -164,8 +169,11 @@ def _refuse_compiled(name: str) -> None:
 
 
 def _has_floats(args, kwargs) -> bool:
-    tensors = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
-    return any(x.is_floating_point() or x.is_complex() for x in tensors)
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    if is_compiling():
+        return any(x.is_floating_point() or x.is_complex() for x in tensors)
+    with WithoutFunctionModes():  # or statements around this one would be asked
+        return any(x.is_floating_point() or x.is_complex() for x in tensors)
 
 
 def _check_is_covered(func: Callable, args: tuple, kwargs: dict) -> None:
@@ -186,8 +194,8 @@ def _check_is_covered(func: Callable, args: tuple, kwargs: dict) -> None:
             )
     if what is not None:
         raise RuntimeError(
-            f"torch_tiled.invariant: {_name(func)} may have other bits in another batch, since "
-            f"{what}; or drop strict=True"
+            f"torch_tiled.invariant: {_name(func)} may have other bits in another batch: {what}; "
+            f"or drop strict=True"
         )
 
 

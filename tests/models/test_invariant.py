@@ -1,5 +1,6 @@
 """torch_tiled.invariant: the bits of functions and models, the switch, and what is refused."""
 
+import contextlib
 import threading
 
 import pytest
@@ -267,6 +268,33 @@ def test_statements_nest():
             raise ZeroDivisionError
         assert precision_of_products() == "ieee"
     assert precision_of_products() is None
+
+
+def test_many_strict_statements():
+    x = torch.randn(3, 40)
+    with contextlib.ExitStack() as statements:
+        for _ in range(40):  # each asks for the tensors' dtypes
+            statements.enter_context(invariant(strict=True))
+        assert torch.equal(x.sum(1)[:1], x[:1].sum(1)) and x.relu().min() >= 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prepared_and_frozen_operands(dtype, device):
+    x, b = torch.randn(9, 70, device=device).to(dtype), torch.randn(70, 40, device=device).to(dtype)
+    prepared = torch_tiled.prepare(b)
+    layer = torch.nn.Sequential(torch.nn.Linear(70, 8)).to(device, dtype).eval()
+    torch_tiled.convert(layer)
+    torch_tiled.freeze(layer)
+    with torch.no_grad(), invariant(strict=True):
+        assert torch.equal(torch_tiled.matmul(x, prepared)[:1], torch_tiled.matmul(x[:1], prepared))
+        assert torch.equal(layer(x)[:1], layer(x[:1]))
+        assert torch_tiled.invariance(layer, x)
+
+
+def test_a_count_has_a_gradient():
+    x = torch.randn(5, requires_grad=True)
+    with invariant():
+        assert x.norm(0).requires_grad and x.norm(0) == 5
 
 
 def test_the_switch():

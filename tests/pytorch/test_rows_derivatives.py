@@ -1,6 +1,7 @@
 """Derivatives of reductions of rows, and transforms."""
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -81,6 +82,23 @@ def test_gradients_are_pytorch_s(device, name, dtype):
     for x, y in zip(found, torch.autograd.grad(expected, wide, weights.to(expected)), strict=True):
         assert x.dtype == dtype
         assert_close(x, y.to(dtype), **tolerance or {"rtol": 0.05, "atol": 0.05})
+
+
+@pytest.mark.parametrize("has_weight", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_gradients_of_a_norm_with_some_parameters(device, has_weight, has_bias):
+    x = torch.randn(5, 40, device=device, dtype=torch.float64)
+    params = [torch.randn(40, device=device, dtype=torch.float64) for _ in range(2)]
+    given = [p if has else None for p, has in zip(params, (has_weight, has_bias), strict=True)]
+    tensors = [p.requires_grad_() for p in (x, *given) if p is not None]
+    found = operators._row_norm.default(x, *given, 1e-5, True)[0]
+    theirs = torch.nn.functional.layer_norm(x, (40,), *given)
+    for wanted in itertools.combinations(tensors, min(2, len(tensors))):
+        ours, expected = (
+            torch.autograd.grad(y.square().sum(), wanted, retain_graph=True)
+            for y in (found, theirs)
+        )
+        assert_close(ours, expected)
 
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm", "rms_norm"])

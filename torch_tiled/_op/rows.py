@@ -5,6 +5,8 @@ differentiate the gradient, a composite of the same operators computes it, which
 any order. Gradients of 16-bit norms are computed in float32 and rounded.
 """
 
+from itertools import compress
+
 import torch
 
 from .._internals import (
@@ -185,8 +187,10 @@ class Norm(SingleLevelFunction):
     def backward(ctx, grad, *_):
         if grad is None:
             return (None,) * 5
-        needed = gradients_asked_for(ctx, ctx.needs_input_grad[2:])
         x, weight, bias, mean, inverse = ctx.saved_tensors
+        given = [y is not None for y in (x, weight, bias)]
+        asked = iter(gradients_asked_for(ctx, [*compress(ctx.needs_input_grad[2:], given)]))
+        needed = [is_given and next(asked) for is_given in given]
         operator, is_centered = operators._row_norm_backward, ctx.options["centered"]
         arguments = x, weight, mean, inverse, is_centered, *needed
         grads = _run_kernel(operator, grad, *arguments)

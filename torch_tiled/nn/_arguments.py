@@ -60,6 +60,10 @@ def autocast(function, input, *others):
 def dimension(function, dim, rank):
     """The dimension from 0 on that `dim` is among so many; those of a number are 0 and -1."""
     most = max(rank, 1)
+    if dim is None or isinstance(dim, (bool, float, str)):
+        raise TypeError(
+            f"{full_name(function)}: dim is {dim!r}, of type {type(dim).__name__}; pass an integer"
+        )
     if not -most <= dim < most:
         raise IndexError(
             f"{full_name(function)}: dim is {dim}, and input has {rank} dimensions; pass a dim "
