@@ -247,7 +247,7 @@ def _with_equal_batches(query, key, value, enable_gqa):
             x = x.expand(*batch, *x.shape[-shared:])
         if x.dim() > 4:
             return x.flatten(0, -4)
-        return x[(None,) * (4 - x.dim())]
+        return x if x.dim() == 4 else x[(None,) * (4 - x.dim())]
 
     q, k, v = map(fold, (query, key, value))
     return q, k, v, (*batch, query.shape[-3]) if enable_gqa else batch
