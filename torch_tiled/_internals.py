@@ -77,7 +77,6 @@ from torch.autograd.forward_ad import _set_fwd_grad_enabled as set_forward_ad_en
 from torch.autograd.function import _SingleLevelFunction
 from torch.nn.modules import module as module_hooks
 from torch.overrides import _pop_mode, _push_mode
-from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import GetAttrKey, register_pytree_node, tree_leaves, tree_map
 
@@ -265,6 +264,8 @@ def insert_function_mode(mode, outer):
     torch.set_default_device and a with statement of a torch.device expect a DeviceContext to be the
     outermost mode.
     """
+    from torch.utils._device import DeviceContext  # import torch alone does not import it
+
     stack = [_pop_mode() for _ in range(function_modes())]
     first = [each for each in stack if isinstance(each, DeviceContext) or each in outer]
     for each in (*reversed(first), mode, *(x for x in reversed(stack) if x not in first)):
