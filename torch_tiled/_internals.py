@@ -144,6 +144,14 @@ class SingleLevelFunction(_SingleLevelFunction):
 
     _compiled_autograd_key = torch.autograd.Function._compiled_autograd_key
 
+    @staticmethod
+    def forward(below, options, *tensors):
+        """Computes an operator by `below`, a function that does so one level down.
+
+        options, those of the operator, are for setup_context.
+        """
+        return below(*tensors)
+
 
 def forward_ad_active():
     """Returns whether Python has entered a level of forward AD.

@@ -148,10 +148,6 @@ class Attention(SingleLevelFunction):
     """
 
     @staticmethod
-    def forward(below, options, q, k, v, mask):
-        return below(q, k, v, mask)
-
-    @staticmethod
     def setup_context(ctx, inputs, output):
         below, ctx.options, q, k, v, mask = inputs
         out, denominator, exponent = output

@@ -56,10 +56,6 @@ class AttentionPacked(SingleLevelFunction):
     """
 
     @staticmethod
-    def forward(below, options, *tensors):
-        return below(*tensors)
-
-    @staticmethod
     def setup_context(ctx, inputs, output):
         below, ctx.options, *tensors = inputs
         out, denominator, exponent = output

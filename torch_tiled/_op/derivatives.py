@@ -106,10 +106,6 @@ class Matmul(SingleLevelFunction):
     """
 
     @staticmethod
-    def forward(below, options, a, b):
-        return below(a, b)
-
-    @staticmethod
     def setup_context(ctx, inputs, output):
         _, ctx.options, a, b = inputs
         _, _, needs_a, needs_b = ctx.needs_input_grad
@@ -182,10 +178,6 @@ class Linear(SingleLevelFunction):
     Its arguments are `below`, a function that computes this one level down; the operator's options;
     x, weight and bias (or None).
     """
-
-    @staticmethod
-    def forward(below, options, x, weight, bias):
-        return below(x, weight, bias)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -289,10 +281,6 @@ class GroupedMm(SingleLevelFunction):
     Its arguments are `below`, a function that computes them one level down; the operator's options;
     a, b, bias and offs (or None).
     """
-
-    @staticmethod
-    def forward(below, options, a, b, bias, offs):
-        return below(a, b, bias, offs)
 
     @staticmethod
     def setup_context(ctx, inputs, output):

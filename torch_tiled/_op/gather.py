@@ -33,10 +33,6 @@ class Gather(SingleLevelFunction):
     """x.gather(-1, index)."""
 
     @staticmethod
-    def forward(below, options, x, index):
-        return below(x, index)
-
-    @staticmethod
     def setup_context(ctx, inputs, output):
         _, _, x, index = inputs
         ctx.set_materialize_grads(False)
@@ -59,10 +55,6 @@ class Gather(SingleLevelFunction):
 
 class Scatter(SingleLevelFunction):
     """zeros.scatter_add(-1, index, x)."""
-
-    @staticmethod
-    def forward(below, options, x, index):
-        return below(x, index)
 
     @staticmethod
     def setup_context(ctx, inputs, output):

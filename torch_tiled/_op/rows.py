@@ -46,16 +46,8 @@ def _run_kernel(operator, grad, *arguments):
     return operator.default(grad, *arguments)
 
 
-# A Function's arguments are `below`, a function that computes it one level down; the operator's
-# options; and tensors.
-
-
 class Softmax(SingleLevelFunction):
     """softmax(x), or its logarithm. Its matrix of derivatives is symmetric, or its transpose's."""
-
-    @staticmethod
-    def forward(below, options, x):
-        return below(x)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -88,10 +80,6 @@ class LogSumExp(SingleLevelFunction):
     """The logarithm of a row's sum of exponentials. That of no finite one has a gradient of 0."""
 
     @staticmethod
-    def forward(below, options, x):
-        return below(x)
-
-    @staticmethod
     def setup_context(ctx, inputs, output):
         _, _, x = inputs
         ctx.set_materialize_grads(False)
@@ -119,10 +107,6 @@ class Sum(SingleLevelFunction):
     """The sum or the mean of a row."""
 
     @staticmethod
-    def forward(below, options, x):
-        return below(x)
-
-    @staticmethod
     def setup_context(ctx, inputs, output):
         _, ctx.options, x = inputs
         ctx.set_materialize_grads(False)
@@ -145,10 +129,6 @@ class CumSum(SingleLevelFunction):
     """The running sums of a row. Those of the gradient run the other way."""
 
     @staticmethod
-    def forward(below, options, x):
-        return below(x)
-
-    @staticmethod
     def setup_context(ctx, inputs, output):
         _, options, _ = inputs
         ctx.reverse = options["reverse"]
@@ -169,10 +149,6 @@ class Norm(SingleLevelFunction):
 
     The other results, a row's mean and the inverse of its deviation, have no derivative.
     """
-
-    @staticmethod
-    def forward(below, options, x, weight, bias):
-        return below(x, weight, bias)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
