@@ -308,37 +308,25 @@ def _adaptive_avg_pool(rank):
 # --- Losses --------------------------------------------------------------------------------------
 
 
-def _nll_loss(
-    products,
-    input,
-    target,
-    weight=None,
-    size_average=None,
-    ignore_index=-100,
-    reduce=None,
-    reduction="mean",
-):
-    if (size_average, reduce) != (None, None) or not _are_real(input, weight):
-        return None
-    options = {"ignore_index": ignore_index, "reduction": reduction}
-    return ours.nll_loss(input, target, weight, **options)
+def _of_classes(function):
+    """A route to nll_loss or cross_entropy."""
 
+    def loss(
+        products,
+        input,
+        target,
+        weight=None,
+        size_average=None,
+        ignore_index=-100,
+        reduce=None,
+        *args,
+        **options,
+    ):
+        if (size_average, reduce) != (None, None) or not _are_real(input, weight):
+            return None
+        return function(input, target, weight, None, ignore_index, None, *args, **options)
 
-def _cross_entropy(
-    products,
-    input,
-    target,
-    weight=None,
-    size_average=None,
-    ignore_index=-100,
-    reduce=None,
-    reduction="mean",
-    label_smoothing=0.0,
-):
-    if (size_average, reduce) != (None, None) or not _are_real(input, weight):
-        return None
-    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    return ours.cross_entropy(input, target, weight, reduction=reduction, **options)
+    return loss
 
 
 def _loss(function, most=2):
@@ -414,8 +402,8 @@ REDUCTIONS = {
     F.adaptive_avg_pool1d: _adaptive_avg_pool(1),
     F.adaptive_avg_pool2d: _adaptive_avg_pool(2),
     F.adaptive_avg_pool3d: _adaptive_avg_pool(3),
-    F.nll_loss: _nll_loss,
-    F.cross_entropy: _cross_entropy,
+    F.nll_loss: _of_classes(ours.nll_loss),
+    F.cross_entropy: _of_classes(ours.cross_entropy),
 }
 
 INSIDE_REDUCTIONS = {

@@ -168,8 +168,12 @@ def _refuse_compiled(name: str) -> None:
         )
 
 
+def _tensors(args, kwargs) -> list[torch.Tensor]:
+    return [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+
+
 def _has_floats(args, kwargs) -> bool:
-    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    tensors = _tensors(args, kwargs)
     if is_compiling():
         return any(x.is_floating_point() or x.is_complex() for x in tensors)
     with WithoutFunctionModes():  # or statements around this one would be asked
@@ -204,8 +208,7 @@ def _is_unordered(row: str, args: tuple, kwargs: dict) -> bool:
         return False
     if row in ("index_put", "put"):
         return kwargs.get("accumulate", args[3] if len(args) > 3 else False)
-    tensors = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
-    return any(x.is_cuda for x in tensors)
+    return any(x.is_cuda for x in _tensors(args, kwargs))
 
 
 @assume_constant_result
