@@ -13,7 +13,7 @@ from .._internals import (
 )
 from .argument_types import check_are_tensors, raise_if_of_wrong_type
 from .fast_path import is_plain
-from .gradient_flow import is_differentiated
+from .gradient_flow import may_require_grad
 from .namespace import name_in_texts
 from .out_of_memory import raise_if_out_of_memory
 from .sharding import register_if_needed
@@ -53,7 +53,7 @@ def call(entries, *args, **options):
     try:
         if "out" not in options:
             tensors = [x for x in (*args, *options.values()) if not isinstance(x, _OPTIONS)]
-            if is_plain(*tensors) and not is_differentiated(*tensors):
+            if is_plain(*tensors) and not may_require_grad(*tensors):
                 with BelowAutograd():
                     return direct(*args, **options)
         register_if_needed()  # inference mode skips Autograd, and its kernels do it otherwise

@@ -20,7 +20,7 @@ from .._internals import (
 )
 from . import fast_path
 from .fast_path import is_plain
-from .gradient_flow import is_differentiated
+from .gradient_flow import may_require_grad
 from .namespace import operators
 from .out_of_memory import raise_if_out_of_memory
 from .sharding import move_shards_to_front
@@ -383,7 +383,7 @@ def plain_matmul(a, b):
 
 def plain_prepared_linear(x, weight, hi_lo, inverse_scales, bias):
     try:
-        if not is_differentiated(x, weight, bias):
+        if not may_require_grad(x, weight, bias):
             return fast_path.prepared_linear(x, weight, hi_lo, inverse_scales, bias)
     except RuntimeError as error:
         raise_if_out_of_memory(error)
@@ -393,7 +393,7 @@ def plain_prepared_linear(x, weight, hi_lo, inverse_scales, bias):
 
 def plain_linear(x, weight, bias):
     try:
-        if not is_differentiated(x, weight, bias):
+        if not may_require_grad(x, weight, bias):
             return fast_path.linear(x, weight, bias)
         if not autocast_active():
             return PlainLinear.apply(x, weight, bias)

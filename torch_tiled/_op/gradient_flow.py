@@ -12,8 +12,11 @@ def is_differentiated(*tensors):
     forward AD. A level without a transform shows by the tensors alone, which
     is_differentiated_in_graph() looks at.
     """
-    if forward_ad_active() or transforms_active():
-        return True
+    return forward_ad_active() or transforms_active() or may_require_grad(*tensors)
+
+
+def may_require_grad(*tensors):
+    """is_differentiated() of tensors for which is_plain() holds, and which have no tangent."""
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:

@@ -7,7 +7,7 @@ is applied here, which costs the host half as much as to find it by the dispatch
 from .._internals import BelowAutograd, argument_names, call_without_python
 from .call import call, entry_points
 from .fast_path import is_plain
-from .gradient_flow import is_differentiated
+from .gradient_flow import may_require_grad
 from .namespace import operators
 from .out_of_memory import raise_if_out_of_memory
 
@@ -31,7 +31,7 @@ class RowCall:
         if not is_plain(*tensors):
             return call(self._entries, arguments[0], **self._named(1, arguments))
         try:
-            if not is_differentiated(*tensors):
+            if not may_require_grad(*tensors):
                 with BelowAutograd():
                     return self._direct(*arguments)
             options = arguments[self._tensors :]

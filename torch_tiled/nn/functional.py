@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.compiler import is_compiling
 
-from .._internals import dispatch_modes, is_jit_tracing, unwrapped
+from .._internals import autocast_active, dispatch_modes, is_jit_tracing, unwrapped
 from .._op.attention_packed import mask_of_keys, pad, unpad
 from .._op.call import call, entry_points
 from .._op.namespace import operators
@@ -171,14 +171,14 @@ def attention(
 
 
 def _check_operands(function, query, key, value, algorithm):
-    dtypes = _ALGORITHMS[algorithm]
+    dtypes, any_autocast = _ALGORITHMS[algorithm], autocast_active()
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, torch.Tensor):
             raise RuntimeError(f"{function}: {name} is of type {type(x).__name__}; pass a tensor")
         if not is_supported(x):
             reason = why_unsupported(x, name)
             raise RuntimeError(f"{function}: {reason}; pass a dense tensor of {dtypes[0]}")
-        if not x.is_meta and torch.is_autocast_enabled(x.device.type):
+        if any_autocast and not x.is_meta and torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
             raise RuntimeError(
                 f"{function}: autocast casts {name} to {dtype}, and algorithm {algorithm} takes "
@@ -222,6 +222,10 @@ def _with_equal_batches(query, key, value, enable_gqa):
     """q, k and v of four dimensions; and the result's leading dimensions, heads included."""
     tensors = query, key, value
     ranks = [x.dim() for x in tensors]
+    if ranks == [4, 4, 4]:
+        batch, of_k, of_v = (x.shape[:2] for x in tensors)
+        if of_k == of_v and (batch == of_k or (enable_gqa and batch[0] == of_k[0])):
+            return query, key, value, batch
     if enable_gqa:
         if min(ranks) < 3:
             reason = "with enable_gqa each must have at least 3 dimensions"
