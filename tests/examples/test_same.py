@@ -1,11 +1,18 @@
 """The examples that compare rows alone and in batches: torch_tiled.invariant's are all equal."""
 
+import functools
 import sys
 
 import pytest
 import same_embeddings
 import same_rows
 import same_tokens
+import torch
+from helpers.needs import needs_cuda
+
+import torch_tiled
+
+SMALL = "--texts 9 --layers 1 --width 64".split()
 
 
 def rows_of(capsys):
@@ -17,11 +24,33 @@ def rows_of(capsys):
 
 def test_embeddings_have_the_same_bits_in_any_batch(capsys, device):
     pytest.importorskip("transformers")
-    small = "--texts 9 --layers 1 --width 64 --device".split()
-    same_embeddings.main([*small, device])
+    same_embeddings.main([*SMALL, "--device", device])
     rows = rows_of(capsys)
     assert [row[0] for row in rows] == [way for way in same_embeddings.WAYS for _ in range(7)]
     assert all(row[3] == "100.0%" for row in rows if row[0] == "invariant()")
+
+
+@pytest.mark.usefixtures("collected")
+@needs_cuda
+def test_embeddings_by_graphs_have_the_bits_of_calls(capsys):
+    pytest.importorskip("transformers")
+    same_embeddings.main([*SMALL, "--graph", "--device", "cuda"])
+    rows = rows_of(capsys)
+    assert [row[0] for row in rows] == [way for way in same_embeddings.WAYS for _ in range(7)]
+    assert all(row[3] == "100.0%" for row in rows if row[0] == "invariant()")
+    model, texts = same_embeddings.bert(1, 64).cuda(), same_embeddings.draw(7)
+    call = functools.partial(same_embeddings.call, model)
+    with torch_tiled.invariant(), torch.no_grad():
+        replay = same_embeddings.capture(model, 4)
+        for batch in (texts[:4], texts[4:]):
+            replayed, called = (same_embeddings.embed(way, batch) for way in (replay, call))
+            assert torch.equal(replayed, called)
+
+
+def test_graphs_need_a_cuda_device(capsys):
+    with pytest.raises(SystemExit):
+        same_embeddings.main(["--graph", "--device", "cpu"])
+    assert "--graph needs a CUDA device, and --device is cpu" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dtype", same_tokens.DTYPES)
