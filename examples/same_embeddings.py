@@ -129,7 +129,8 @@ def main(argv: list[str] | None = None) -> None:
     option("--graph", action="store_true", help="replay a CUDA graph for each size of batch")
     args = parser.parse_args(argv)
     if args.graph and args.device == "cpu":
-        parser.error("--graph needs a CUDA device, and --device is cpu; leave --graph out")
+        sentence = "--graph needs a CUDA device, and --device is cpu"
+        parser.error(f"{sentence}; leave --graph out or say --device cuda")
     count, layers, width = (40, 2, 64) if args.device == "cpu" else (2000, 12, 768)
     count, layers, width = args.texts or count, args.layers or layers, args.width or width
     try:
