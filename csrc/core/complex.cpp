@@ -159,6 +159,13 @@ SignsOfB signs_of_b(const ComplexProblem& z) {
                     z.c.conjugated);
 }
 
+Matrix in_place_a(const ComplexProblem& z) {
+  Matrix a = z.problem.a;
+  a.row_stride *= 2;
+  for (int64_t& stride : a.batch_stride) stride *= 2;
+  return a;
+}
+
 Matrix in_place_b(const ComplexProblem& z) {
   Matrix b = z.problem.b;
   for (int64_t& stride : b.batch_stride) stride *= 2;

@@ -67,6 +67,10 @@ struct SignsOfB {
 };
 SignsOfB signs_of_b(const ComplexProblem& z);
 
+// Describes A in place to a kernel that reads complex numbers at any strides. Strides count floats:
+// an element of the real A with an even column is that far from the first one.
+Matrix in_place_a(const ComplexProblem& z);
+
 // Describes B in place to a kernel that reads complex numbers. Strides count floats, as a mean of
 // two: an element of B' with an even row and column is that far from the first one.
 Matrix in_place_b(const ComplexProblem& z);

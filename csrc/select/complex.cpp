@@ -28,23 +28,32 @@ void run_combine(const Combine& combine, const Context& context) {
 
 namespace {
 
-// Adds the cycles of the pass over B to all choices. Then moves the fastest kernel that needs no
-// pass to the front, with its plan, if it is as fast as the first one.
+// The real problem of a kernel that reads B in place, and A if it can.
+Problem in_place(const ComplexProblem& z, const RealProblem& real, const ReadsComplexB& reads) {
+  Problem p = real.problem;
+  p.b = in_place_b(z);
+  if (real.pack_a && reads.reads_a) p.a = in_place_a(z);
+  return p;
+}
+
+// Adds the cycles of the passes over A and B to all choices. Then moves the fastest kernel that
+// reads B in place to the front, with its plan, if it is as fast as the first one.
 bool prefer_in_place(const ComplexProblem& z, const RealProblem& real, std::vector<Choice>& choices,
                      const Context& context) {
   if (context.on_host() || !real.pack_b) return false;
-  Problem p = real.problem;
-  p.b = in_place_b(z);
   const SignsOfB signs = signs_of_b(z);
-  const double pass = pack_cycles(real.b_bytes, context.sms);
+  const double pass_b = pack_cycles(real.b_bytes, context.sms);
+  const double pass_a = real.pack_a ? pack_cycles(real.a_bytes, context.sms) : 0;
   auto fastest = choices.end();
   std::optional<Plan> plan;
   for (auto choice = choices.begin(); choice != choices.end(); ++choice) {
-    if (const auto plan_in_place = choice->kernel->complex_b.plan) {
-      const std::optional<Plan> in_place = plan_in_place(choice->plan, p, signs, context.sms);
-      if (in_place && (!plan || in_place->cycles < plan->cycles)) fastest = choice, plan = in_place;
+    if (const ReadsComplexB& reads = choice->kernel->complex_b; reads.plan != nullptr) {
+      const Problem p = in_place(z, real, reads);
+      std::optional<Plan> own = reads.plan(choice->plan, p, signs, context.sms);
+      if (own && !reads.reads_a) own->cycles += pass_a;
+      if (own && (!plan || own->cycles < plan->cycles)) fastest = choice, plan = own;
     }
-    choice->plan.cycles += pass;
+    choice->plan.cycles += pass_a + pass_b;
   }
   if (!plan || plan->cycles > choices.front().plan.cycles) return false;
   fastest->plan = *plan;
@@ -66,9 +75,10 @@ bool launch_in_place(const Choice& choice, const ComplexProblem& z, const RealPr
 
 ComplexPlan plan_complex(std::string_view algorithm, const ComplexProblem& z,
                          const Context& context) {
-  ComplexPlan plan{.real = as_real(z), .choices = {}, .reads_b_in_place = false};
+  ComplexPlan plan{.real = as_real(z), .choices = {}};
   plan.choices = choices(algorithm, plan.real.problem, context, /*complex=*/true);
   plan.reads_b_in_place = prefer_in_place(z, plan.real, plan.choices, context);
+  plan.reads_a_in_place = plan.reads_b_in_place && plan.choices.front().kernel->complex_b.reads_a;
   if (z.prepared_b == nullptr) return plan;
   // With few rows B itself, which is a quarter of B' and its split, is the better operand.
   ComplexProblem unprepared = z;
@@ -92,12 +102,15 @@ bool launch_complex(const ComplexPlan& plan, const ComplexProblem& z, const Cont
   const Choice& first = plan.choices.front();
   const bool packs_b = real.pack_b && !plan.reads_b_in_place;
   const bool may_pack_b = plan.reads_b_in_place ? first.kernel->complex_b.needs_pack : packs_b;
-  if (real.pack_a && !allocate(real.a_bytes, real.pack_a->to)) return false;
+  const bool packs_a = real.pack_a && !plan.reads_a_in_place;
+  if (packs_a && !allocate(real.a_bytes, real.pack_a->to)) return false;
   if (may_pack_b && !allocate(real.b_bytes, real.pack_b->to)) return false;
   if (real.combine && !allocate(real.sum_bytes, p.c.data)) return false;
-  if (real.pack_a) {
+  if (packs_a) {
     run_pack(*real.pack_a, context);
     p.a.data = real.pack_a->to;
+  } else if (real.pack_a) {
+    p.a = in_place_a(z);
   }
   if (packs_b) {
     run_pack(*real.pack_b, context);

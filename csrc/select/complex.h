@@ -13,8 +13,9 @@ namespace tiled {
 // How a complex problem would be solved.
 struct ComplexPlan {
   RealProblem real;
-  std::vector<Choice> choices;  // of the real problem
-  bool reads_b_in_place;        // by the first choice, without a pass over B
+  std::vector<Choice> choices;    // of the real problem
+  bool reads_b_in_place = false;  // by the first choice, without a pass over B
+  bool reads_a_in_place = false;  // nor one over A, if A's rows are not contiguous
 };
 
 // Throws the sentence of choices() (ladder.h) if `algorithm` takes no such operands.

@@ -50,6 +50,8 @@ namespace tiled {
   {.in_place = name##_reads_mixed,              \
    .launch = TILED_CUDA(launch_##name##_mixed), \
    .plan = name##_mixed_plan}
+#define READS_COMPLEX_OPERANDS(name) \
+  {.plan = name##_complex_plan, .launch = TILED_CUDA(launch_##name##_complex), .reads_a = true}
 #define READS_COMPLEX_B_AND_PACK(name) \
   {.plan = name##_complex_plan, .launch = TILED_CUDA(launch_##name##_complex), .needs_pack = true}
 

@@ -61,7 +61,7 @@ def test_every_kernel_is_measured_in_every_dtype(bench, monkeypatch, device, dty
         shapes.Shape(3, 4, 100 // parts, layout="NT"),
         shapes.Shape(5, 8, 608 // parts, layout="NT"),  # that TMA can read
     )
-    only = {"tensor_core": some[3:], "mma_unaligned": some[:3]}
+    only = {"tensor_core": some[3:], "mma_unaligned": some[:3], "f64_gemv": ()}
     as_suite(monkeypatch, *some)  # every kernel takes one of these
     kernels = [name for name in torch_tiled.algorithms() if takes(name, taken, device)] + ["auto"]
     status, results, _ = bench(*tiny(device, "--dtype", dtype, "--algorithm", *kernels))
@@ -72,6 +72,10 @@ def test_every_kernel_is_measured_in_every_dtype(bench, monkeypatch, device, dty
         for name in kernels
         if lengths(name)[0] <= parts * x.k <= lengths(name)[1] and x in only.get(name, some)
     ]
+    if "f64_gemv" in kernels:
+        as_suite(monkeypatch, shapes.Shape(1, 9, 604 // parts))
+        status, results, _ = bench(*tiny(device, "--dtype", dtype, "--algorithm", "f64_gemv"))
+        assert status == 0 and [row["algorithm"] for row in results["rows"]] == ["f64_gemv"]
 
 
 @pytest.mark.parametrize("dtype, error", [("complex64", 1e-6), ("complex128", 1e-14)])

@@ -22,7 +22,7 @@ from helpers.tiled64 import (
 import torch_tiled
 from torch_tiled._op.registry import family, kernels
 
-F64 = ("f64_mma", "f64_direct")
+F64 = ("f64_mma", "f64_direct", "f64_gemv")
 SIMT = ("simt_small", "simt_gemv", "simt_cp_async", "simt_tma", "simt_skinny", "simt_cluster")
 
 
@@ -89,6 +89,8 @@ TILES = [
     ("f64_direct", "16x8", (276, 272, 243)),
     ("f64_direct", "16x16", (300, 40, 40, 100)),
     ("f64_direct", "16x32", (2, 90001, 7)),
+    ("f64_gemv", "1x32", (3, 1, 9001, 1500)),
+    ("f64_gemv", "32x1", (300, 70, 2, 17)),
 ]
 
 

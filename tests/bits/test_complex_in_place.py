@@ -154,10 +154,12 @@ TILES = [
     ("f64_direct", "16x8", (1, 294, 248, 63)),
     ("f64_direct", "16x16", (1, 1000, 150, 11)),
     ("f64_direct", "16x32", (1, 2, 45001, 3)),
+    ("f64_gemv", "1x32", (3, 1, 701, 1100)),
+    ("f64_gemv", "32x1", (3, 701, 1, 1100)),
 ]
 # Views of an aligned b that every one of these kernels reads as it lies.
 ALIGNED_VIEWS = ["as it is", "conjugate", "negative", "both", "adjoint", "transpose"]
-ANY_VIEW = ("simt_small", "f64_mma", "f64_direct")  # kernels that read any b as it lies
+ANY_VIEW = ("simt_small", "f64_mma", "f64_direct", "f64_gemv")  # kernels that read any b as it lies
 
 
 @needs_hopper
@@ -184,6 +186,20 @@ def test_kernels_of_the_chunked_order_read_b_as_it_lies(
             assert plan.tile == tile or of_b == "batched"
         result = torch_tiled.matmul(x, b, algorithm=kernel)
         assert_same(result, torch_tiled.matmul(x, b, algorithm="tiled64"))
+
+
+@needs_hopper
+@pytest.mark.parametrize("of_a", [*LAYOUTS, "one for all"])
+@pytest.mark.parametrize("k", [1, 7, 8, 9, 511, 512, 513, 1100])
+def test_f64_gemv_reads_a_as_it_lies(poisoned, k, of_a):
+    """`a` is read at any strides, since a pass over it would cost three times the product."""
+    a, b = operands(3, 701, 1, k, dtype=torch.complex128)
+    a = a[:1].expand_as(a) if of_a == "one for all" else stored(a, of_a)
+    for x, y in ((a, b), (a.conj(), b), (torch._neg_view(a), b.conj())):
+        plan = torch_tiled.explain(x, y, algorithm="f64_gemv")
+        assert (plan.a_is_read, plan.b_is_read) == ("as it lies", "as it lies")
+        result = torch_tiled.matmul(x, y, algorithm="f64_gemv")
+        assert_same(result, torch_tiled.matmul(x, y, algorithm="tiled64"))
 
 
 @needs_hopper

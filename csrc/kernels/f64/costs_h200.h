@@ -46,4 +46,16 @@ struct F64Direct {
   static constexpr double kDram = 18.8, kL2 = 33.4;  // bytes
 };
 
+// A warp of f64_gemv alone takes `alone` cycles for a stage and kOverhead beside them; an SM is
+// busy with it for `shared` and kWarp. Bytes that an SM reads in a cycle, of rows along C and along
+// K.
+struct F64GemvCost {
+  double alone, shared;
+};
+struct F64Gemv {
+  static constexpr F64GemvCost kReal{441, 161}, kComplex{569, 182};
+  static constexpr double kLaunch = 2960, kOverhead = 371, kWarp = 246;
+  static constexpr double kDramMnMajor = 22.8, kDramKMajor = 21.5;
+};
+
 }  // namespace tiled::h200

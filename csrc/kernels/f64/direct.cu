@@ -27,6 +27,7 @@
 #include "kernels/common/fast_divmod.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/f64/fragment.cuh"
+#include "kernels/f64/partial_sums.h"
 #include "kernels/f64/plan.h"
 #include "kernels/f64/split_k_reduce.cuh"
 #include "kernels/f64/store.cuh"
@@ -235,18 +236,6 @@ __global__ void __launch_bounds__(kThreads, Tile::kTile.blocks)
 }
 
 namespace {
-
-// The problem with partial sums in memory as its C: (batch, m, n), the first of the chunks.
-Problem to_partial_sums(Problem p, double* sums) {
-  p.c = {.data = sums, .row_stride = p.n, .col_stride = 1};
-  int64_t stride = p.m * p.n;
-  for (int d = p.batch.rank - 1; d >= 0; --d) {
-    p.c.batch_stride[d] = stride;
-    stride *= p.batch.size[d];
-  }
-  p.epilogue = {};
-  return p;
-}
 
 // Without memory for the partial sums, K is not split.
 template <class Tile>

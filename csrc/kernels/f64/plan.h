@@ -1,5 +1,5 @@
 #pragma once
-// The plans of f64_mma, a tile and K splits, and of f64_direct, a tile.
+// The plans of f64_mma, a tile and K splits, of f64_direct, a tile, and of f64_gemv.
 
 #include <algorithm>
 #include <cmath>
@@ -135,6 +135,55 @@ inline std::optional<Plan> f64_direct_complex_plan(const Plan&, const Problem& p
   return f64_direct_plan_of(p, sms, kShareOfB);
 }
 
+// --- f64_gemv ------------------------------------------------------------------------------------
+
+inline constexpr int kF64GemvRows = 32;  // elements of C of a warp, or complex ones
+inline constexpr int kF64GemvStep = 16;  // doubles of K in a stage
+
+inline bool f64_gemv_accepts(const Problem& p) {
+  constexpr int64_t kMostMatrices = int64_t{1} << 31;
+  return std::min(p.m, p.n) <= 2 && fits_tma_coords(p) && p.batch.count < kMostMatrices;
+}
+
+// The long operand has `rows` rows, of complex numbers if they are read in place. Each chunk has
+// warps of its own.
+inline Plan f64_gemv_plan_of(const Problem& p, int64_t sms, int64_t rows, bool long_is_a,
+                             bool complex) {
+  using Cost = h200::F64Gemv;
+  const auto all = static_cast<double>(sms);
+  const int64_t chunks = ceil_div(p.k, kChunk);
+  const int64_t warps = ceil_div(rows, kF64GemvRows) * p.batch.count * chunks;
+  const auto steps = static_cast<double>(ceil_div(std::min<int64_t>(p.k, kChunk), kF64GemvStep));
+  const auto m = static_cast<double>(p.m), n = static_cast<double>(p.n);
+  const auto k = static_cast<double>(p.k), batch = static_cast<double>(p.batch.count);
+  const double bytes = sizeof(double) * batch * (m * k + (complex ? kShareOfB : 1) * n * k + m * n);
+  const bool k_major = long_is_a ? !is_mn_major(p.a) : !is_mn_major(transposed(p.b));
+  const double dram = k_major ? Cost::kDramKMajor : Cost::kDramMnMajor;
+  const h200::F64GemvCost cost = complex ? Cost::kComplex : Cost::kReal;
+  const double multiply =
+      std::max(cost.alone * steps + Cost::kOverhead,
+               static_cast<double>(warps) / all * (cost.shared * steps + Cost::kWarp));
+  const double sums = batch * m * n * static_cast<double>(chunks) / all;
+  const double reduce =
+      chunks == 1 ? 0 : h200::F64Mma::kReduceLaunch + h200::F64Mma::kReduceElement * sums;
+  return {.m = long_is_a ? kF64GemvRows : 1,
+          .n = long_is_a ? 1 : kF64GemvRows,
+          .k_splits = chunks,
+          .blocks = warps,
+          .cycles = Cost::kLaunch + root_of_squares(multiply, bytes / all / dram) + reduce};
+}
+inline Plan f64_gemv_plan(const Problem& p, int64_t sms) {
+  return f64_gemv_plan_of(p, sms, std::max(p.m, p.n), p.m > p.n, false);
+}
+// The long operand's numbers are read 16 bytes at once.
+inline std::optional<Plan> f64_gemv_complex_plan(const Plan&, const Problem& p, const SignsOfB&,
+                                                 int64_t sms) {
+  const bool long_is_a = p.m > 1;
+  const void* numbers = long_is_a ? p.a.data : p.b.data;
+  if ((long_is_a && p.n != 2) || reinterpret_cast<uintptr_t>(numbers) % 16 != 0) return {};
+  return f64_gemv_plan_of(p, sms, long_is_a ? p.m : p.n / 2, long_is_a, true);
+}
+
 // --- workspaces ----------------------------------------------------------------------------------
 
 // The sums of each chunk, or of each split, of all of C.
@@ -143,6 +192,9 @@ inline int64_t f64_partial_sums_bytes(const Problem& p, int64_t parts) {
 }
 inline WorkspaceBytes f64_mma_workspace(const Problem& p, const Plan& plan, int64_t) {
   return {plan.k_splits > 1 ? f64_partial_sums_bytes(p, ceil_div(p.k, kChunk)) : 0};
+}
+inline WorkspaceBytes f64_gemv_workspace(const Problem& p, const Plan& plan, int64_t) {
+  return {plan.k_splits > 1 ? f64_partial_sums_bytes(p, plan.k_splits) : 0};
 }
 inline WorkspaceBytes f64_direct_workspace(const Problem& p, const Plan& plan, int64_t) {
   return {plan.k_splits > 1 ? f64_partial_sums_bytes(p, plan.k_splits) : 0};
