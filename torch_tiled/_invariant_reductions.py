@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ._internals import in_modes
+from ._op.gradient_flow import is_differentiated
 from ._op.row_checks import DTYPES
 from ._op.supported import SIXTEEN_BIT, is_supported
 from ._routes import is_autocast, takes
@@ -195,6 +196,8 @@ def _instance_norm(
 
 def _root(x):
     """The square root, with a gradient of 0 at 0, which is PyTorch's for lengths."""
+    if not is_differentiated(x):
+        return x.sqrt()
     is_zero = x == 0
     return x.masked_fill(is_zero, 1).sqrt().masked_fill(is_zero, 0)
 

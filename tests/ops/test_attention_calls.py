@@ -121,6 +121,7 @@ def test_masks(device, shape, dtype, batch):
     mask = mask > -0.5 if dtype == torch.bool else mask
     wide = mask if mask.dim() > 1 else mask[None]  # PyTorch refuses a mask of one dimension
     wide = wide.squeeze(0) if mask.dim() == 5 and len(batch) == 2 else wide
+    wide = wide.expand(*wide.shape[:-1], 5).contiguous()  # and on a GPU one that is broadcast here
     close(ours(q, k, v, mask), F.scaled_dot_product_attention(q, k, v, wide))
 
 

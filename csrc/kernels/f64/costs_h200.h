@@ -53,7 +53,7 @@ struct F64GemvCost {
   double alone, shared;
 };
 struct F64Gemv {
-  static constexpr F64GemvCost kReal{441, 161}, kComplex{569, 182};
+  static constexpr F64GemvCost kOneSum{441, 161}, kTwoSums{569, 182};  // of a lane
   static constexpr double kLaunch = 2960, kOverhead = 371, kWarp = 246;
   static constexpr double kDramMnMajor = 22.8, kDramKMajor = 21.5;
 };

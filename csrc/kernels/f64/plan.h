@@ -159,7 +159,8 @@ inline Plan f64_gemv_plan_of(const Problem& p, int64_t sms, int64_t rows, bool l
   const double bytes = sizeof(double) * batch * (m * k + (complex ? kShareOfB : 1) * n * k + m * n);
   const bool k_major = long_is_a ? !is_mn_major(p.a) : !is_mn_major(transposed(p.b));
   const double dram = k_major ? Cost::kDramKMajor : Cost::kDramMnMajor;
-  const h200::F64GemvCost cost = complex ? Cost::kComplex : Cost::kReal;
+  const bool one_sum = !complex && std::min(p.m, p.n) == 1;  // of a lane
+  const h200::F64GemvCost cost = one_sum ? Cost::kOneSum : Cost::kTwoSums;
   const double multiply =
       std::max(cost.alone * steps + Cost::kOverhead,
                static_cast<double>(warps) / all * (cost.shared * steps + Cost::kWarp));
