@@ -62,6 +62,9 @@ struct Fp16x3 {
   static constexpr double kClusterMoreThreads = 0.64;
   // The same for each k beside a 16-bit operand, and for its rows.
   static constexpr double kClusterNarrowK = 1.0, kClusterNarrow = 0.13;
+  // The part of kClusterShared and so on that counts if a block has an SM to itself, and beside a
+  // 16-bit operand.
+  static constexpr double kClusterOwnSm = 0.8, kClusterNarrowOwnSm = 0;
   // What a block takes of an SM that several share: for each chunk, a part of its rows, each warp
   // tile and k.
   static constexpr double kClusterShared = 3930, kClusterCopy = 0.5, kClusterTile = 3.4;

@@ -150,10 +150,10 @@ inline Plan fp16x3_cluster_plan_of(const Problem& p, const Narrow* narrow, int64
       const double shared = rounds * Cost::kClusterShared +
                             k * (copies * Cost::kClusterCopy + warp_tiles * Cost::kClusterTile);
       const auto waves = static_cast<double>(ceil_div(blocks, usable_sms * resident));
-      // Beside a 16-bit operand a block with an SM to itself and a single round shares nothing.
-      const double share = narrow != nullptr && rounds == 1 && blocks <= usable_sms
-                               ? 0
-                               : static_cast<double>(blocks) / static_cast<double>(usable_sms);
+      double share = static_cast<double>(blocks) / static_cast<double>(usable_sms);
+      if (rounds == 1 && blocks <= usable_sms) {  // a block has an SM to itself
+        share *= narrow == nullptr ? Cost::kClusterOwnSm : Cost::kClusterNarrowOwnSm;
+      }
       const double cycles = Cost::kClusterLaunch + std::max(waves * alone, share * shared);
       keep_faster(best, {.tile = static_cast<int>(i),
                          .m = m,
