@@ -37,17 +37,19 @@ Problem in_place(const ComplexProblem& z, const RealProblem& real, const ReadsCo
 }
 
 // Adds the cycles of the passes over A and B to all choices. Then moves the fastest kernel that
-// reads B in place to the front, with its plan, if it is as fast as the first one.
+// reads B in place to the front, with its plan, if it is as fast as the first one. A prepared B has
+// no pass, and is not read in place.
 bool prefer_in_place(const ComplexProblem& z, const RealProblem& real, std::vector<Choice>& choices,
                      const Context& context) {
-  if (context.on_host() || !real.pack_b) return false;
+  if (context.on_host()) return false;
   const SignsOfB signs = signs_of_b(z);
-  const double pass_b = pack_cycles(real.b_bytes, context.sms);
   const double pass_a = real.pack_a ? pack_cycles(real.a_bytes, context.sms) : 0;
+  const double pass_b = real.pack_b ? pack_cycles(real.b_bytes, context.sms) : 0;
   auto fastest = choices.end();
   std::optional<Plan> plan;
   for (auto choice = choices.begin(); choice != choices.end(); ++choice) {
-    if (const ReadsComplexB& reads = choice->kernel->complex_b; reads.plan != nullptr) {
+    const ReadsComplexB& reads = choice->kernel->complex_b;
+    if (real.pack_b && reads.plan != nullptr) {
       const Problem p = in_place(z, real, reads);
       std::optional<Plan> own = reads.plan(choice->plan, p, signs, context.sms);
       if (own && !reads.reads_a) own->cycles += pass_a;

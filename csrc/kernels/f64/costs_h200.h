@@ -47,8 +47,7 @@ struct F64Direct {
 };
 
 // A warp of f64_gemv alone takes `alone` cycles for a stage and kOverhead beside them; an SM is
-// busy with it for `shared` and kWarp. Bytes that an SM reads in a cycle, of rows along C and along
-// K.
+// busy with it for `shared` and kWarp. Bytes that an SM reads in a cycle.
 struct F64GemvCost {
   double alone, shared;
 };

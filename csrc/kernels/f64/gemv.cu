@@ -39,7 +39,8 @@ namespace f64_gemv {
 
 constexpr int kRows = kF64GemvRows;                   // of a warp: elements of C
 constexpr int kWarps = 2, kThreads = kWarps * kRows;  // of a block
-constexpr int kStages = 6, kBlocks = 4;               // blocks that share an SM
+constexpr int kStages = 6;
+constexpr int kBlocks = 4;  // of an SM have registers; the stages of three fit
 
 constexpr int kStep = 16;          // doubles of a row in a stage
 constexpr int kPitch = kStep + 2;  // of K-major rows: no bank conflicts
