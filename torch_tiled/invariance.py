@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.nn.parameter import UninitializedParameter
 
 from ._internals import tree_leaves, tree_map
+from ._invariant_table import advice as advice_of_function
 from ._watch import Alone, Grab, Key, Together, Watch, bits, relative, rows, tensors_in
 
 __all__ = ["Compared", "Difference", "Invariance", "invariance"]
@@ -228,6 +230,16 @@ def _advice(operators: str, on_cpu: bool) -> str:
     return _OTHER
 
 
+def _advice_of_layer(layer: torch.nn.Module | None) -> str | None:
+    """Returns what to do about a layer of torch.nn that torch_tiled.invariant does not cover."""
+    if not type(layer).__module__.startswith("torch.nn.modules."):
+        return None
+    # ConvTranspose1d is conv_transpose1d, and GRUCell gru_cell.
+    words = re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(layer).__name__)
+    what = advice_of_function({"RNN": "rnn_tanh"}.get(words, words.lower()))
+    return what and f"{what[0].upper()}{what[1:]}, in torch_tiled.invariant()."
+
+
 # --- The runs ------------------------------------------------------------------------------------
 
 
@@ -361,7 +373,9 @@ class _Runs:
                 by,
                 min((relative(a, y) for y in rows(x, a.shape, place, len(samples))), default=0.0),
             )
-        advice = _advice(name, all(x.is_cpu for x in alone.outputs))
+        layer = None if self.module is None else self.module.get_submodule(key.module)
+        on_cpu = all(x.is_cpu for x in alone.outputs)
+        advice = _advice_of_layer(layer) or _advice(name, on_cpu)
         if numbers is not None:
             pairs = itertools.zip_longest(*numbers)
             a, x = next(pair for pair in pairs if repr(pair[0]) != repr(pair[1]))

@@ -9,7 +9,7 @@ from helpers.invariance import Block, Call, Centred, Noisy, linear, named, resul
 from torch import nn
 
 from torch_tiled import invariance
-from torch_tiled.invariance import _ADVICE, _advice
+from torch_tiled.invariance import _ADVICE, _advice, _advice_of_layer
 
 
 def test_a_model_that_is_invariant(device):
@@ -106,6 +106,23 @@ def test_an_operator_with_other_inputs_is_not_named():
 def test_a_model_that_is_not_deterministic():
     model = Call(lambda x: x + random.random())
     assert invariance(model, torch.randn(3, 2)).different[0] == "sample 0 alone, again"
+
+
+def test_advice_on_a_layer_is_of_the_table_of_functions(monkeypatch):
+    """The statement does not cover it, so the advice is not to enter the statement."""
+    for layer in (nn.GRU(2, 2), nn.RNN(2, 2), nn.LSTMCell(2, 2)):
+        assert _advice_of_layer(layer).startswith("Its products are inside of it; write the cell")
+    assert "zeros between the pixels" in _advice_of_layer(nn.ConvTranspose1d(2, 2, 2))
+    assert "call torch.nn.functional.embedding" in _advice_of_layer(nn.EmbeddingBag(2, 2)).lower()
+
+    class GRU(nn.Module):  # of another library
+        pass
+
+    for layer in (nn.Linear(2, 2), nn.LayerNorm(2), nn.BatchNorm1d(2), nn.Identity(), GRU(), None):
+        assert _advice_of_layer(layer) is None
+    monkeypatch.setattr(nn.ConvTranspose1d, "forward", lambda self, x: x - x.mean(0))
+    layer = nn.ConvTranspose1d(2, 2, 2)
+    assert invariance(layer, torch.randn(8, 2, 5)).first.advice == _advice_of_layer(layer)
 
 
 def test_advice_is_about_the_device():
