@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
 def now(tensor: torch.Tensor) -> float:
     """The time when the tensor's device is done."""
     if tensor.is_cuda:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(tensor.device)
     return time.perf_counter()
 
 

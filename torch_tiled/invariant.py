@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 from torch.compiler import is_compiling
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import resolve_name
 
 from ._internals import (
     OpOverload,
@@ -19,6 +19,7 @@ from ._invariant_routes import INSIDE, INVARIANT_PRODUCTS, INVARIANT_ROUTES
 from ._invariant_table import ATOMIC, IN_EVAL, advice, is_kept, row_of
 from ._op.namespace import NAMESPACE
 from ._op.supported import PLAIN_TYPES
+from ._statement import Statement
 from .ops import check_precision
 
 __all__ = ["invariant"]
@@ -40,7 +41,7 @@ class _Enabled(threading.local):
 _enabled = _Enabled()
 
 
-class invariant(TorchFunctionMode):
+class invariant(Statement):
     """A with statement in which a sample has the same bits alone and in every batch.
 
     It is torch_tiled.override with products of a fixed order on a CPU, too, and with torch_tiled's
@@ -68,11 +69,12 @@ class invariant(TorchFunctionMode):
     Statements nest, and the innermost one counts; of an override inside of one its precision
     counts, and of one around it nothing. A statement holds for its own thread. It does not see
     calls of torch.ops.aten, modules of torch.jit, and Python code that a backward pass runs.
-    `invariant.enable()` is a statement around all others of the thread, until
-    `invariant.disable()`. Compiled functions may be called in a statement or contain one, and keep
-    the bits of products and reductions; on a CPU grouped_mm breaks a graph. A generator that yields
-    in a statement leaves it active for its caller. A function that torch.utils.checkpoint
-    recomputes is outside of the statement then: put one into the function, or pass context_fn.
+    `@torch_tiled.invariant()` is one around each call of a function. `invariant.enable()` is a
+    statement around all others of the thread, until `invariant.disable()`. Compiled functions may
+    be called in a statement or contain one, and keep the bits of products and reductions; on a CPU
+    grouped_mm breaks a graph. A generator that yields in a statement leaves it active for its
+    caller. A function that torch.utils.checkpoint recomputes is outside of the statement then: put
+    one into the function, or pass context_fn.
 
     Args:
         precision: as for torch_tiled.matmul.

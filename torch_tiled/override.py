@@ -5,18 +5,19 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch.compiler import is_compiling
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import resolve_name
 
 from ._internals import assume_constant_result
 from ._op.supported import PLAIN_TYPES
 from ._routes import ATTENTION, PRODUCTS, ROUTES, UNREACHED
+from ._statement import Statement
 from ._warning import warn
 from .ops import check_precision
 
 __all__ = ["override"]
 
 
-class override(TorchFunctionMode):
+class override(Statement):
     """A with statement in which PyTorch's matrix products are torch_tiled's.
 
     Python code in the statement that calls torch.matmul, mm, bmm, mv, inner, addmm, addbmm,
@@ -44,11 +45,12 @@ class override(TorchFunctionMode):
     others of multi_head_attention_forward, RNNs, multi_dot, matrix_power, tensordot, bilinear, dot,
     cdist and other convolutions. With strict=True each of them warns.
 
-    Statements nest, and the innermost one counts. A statement holds for its own thread. Compiled
-    functions may be called in one or contain one; torch.compile recompiles a function that is
-    called both in a statement and outside. A function that torch.utils.checkpoint recomputes in the
-    backward pass is outside of the statement then: put one into the function, or pass
-    context_fn=lambda: (override(), override()).
+    Statements nest, and the innermost one counts. A statement holds for its own thread.
+    `@torch_tiled.override()` is one around each call of a function. Compiled functions may be
+    called in one or contain one; torch.compile recompiles a function that is called both in a
+    statement and outside. A function that torch.utils.checkpoint recomputes in the backward pass is
+    outside of the statement then: put one into the function, or pass context_fn=lambda:
+    (override(), override()).
 
     Args:
         precision: as for torch_tiled.matmul.

@@ -270,6 +270,29 @@ def test_statements_nest():
     assert precision_of_products() is None
 
 
+@pytest.mark.parametrize("statement", [torch_tiled.invariant, torch_tiled.override])
+def test_decorators(statement):
+    """Each call has a statement of its own, also in recursion and in compiled code."""
+
+    @statement("ieee")
+    def multiply(a, b, depth=2):
+        """Multiplies."""
+        return a @ b if depth == 0 else multiply(a, b, depth=depth - 1)
+
+    a, b = torch.randn(5, 33), torch.randn(33, 7)
+    with statement("ieee"):
+        expected = a @ b
+    assert multiply.__doc__ == "Multiplies." and torch.equal(multiply(a, b), expected)
+    compiled = torch.compile(multiply, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(a, b, depth=0), expected)
+
+    def generate():
+        yield
+
+    with pytest.raises(RuntimeError, match=f"{statement.__name__}: generate is a generator or a"):
+        statement()(generate)
+
+
 def test_many_strict_statements():
     x = torch.randn(3, 40)
     with contextlib.ExitStack() as statements:
