@@ -49,8 +49,8 @@ class override(Statement):
     `@torch_tiled.override()` is one around each call of a function. Compiled functions may be
     called in one or contain one; torch.compile recompiles a function that is called both in a
     statement and outside. A function that torch.utils.checkpoint recomputes in the backward pass is
-    outside of the statement then: put one into the function, or pass context_fn=lambda:
-    (override(), override()).
+    outside of the statement then: put one into the function, or pass
+    context_fn=lambda: (override(), override()).
 
     Args:
         precision: as for torch_tiled.matmul.

@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <limits>
 
+#include "core/contiguous_sums.h"
 #include "core/split_in_two.h"
 #include "core/stored_batch.h"
 
@@ -96,17 +97,6 @@ bool needs_combine(const ComplexProblem& z) {
       e.bias == nullptr || ((n <= 1 || e.bias_stride == 1) && (e.bias_lazy ^ z.c) == Lazy{});
   return e.alpha.imag() != 0 || e.beta.imag() != 0 || !plain_bias ||
          !has_contiguous_rows(z.problem.c, n);
-}
-
-// Contiguous matrices of sums, in place of C.
-OutMatrix contiguous_sums(const Problem& p) {
-  OutMatrix sums{.row_stride = p.n, .col_stride = 1};
-  int64_t stride = p.m * p.n;
-  for (int d = p.batch.rank - 1; d >= 0; --d) {
-    sums.batch_stride[d] = stride;
-    stride *= p.batch.size[d];
-  }
-  return sums;
 }
 
 }  // namespace

@@ -80,7 +80,6 @@ ComplexPlan plan_complex(std::string_view algorithm, const ComplexProblem& z,
   ComplexPlan plan{.real = as_real(z), .choices = {}};
   plan.choices = choices(algorithm, plan.real.problem, context, /*complex=*/true);
   plan.reads_b_in_place = prefer_in_place(z, plan.real, plan.choices, context);
-  plan.reads_a_in_place = plan.reads_b_in_place && plan.choices.front().kernel->complex_b.reads_a;
   if (z.prepared_b == nullptr) return plan;
   // With few rows B itself, which is a quarter of B' and its split, is the better operand.
   ComplexProblem unprepared = z;
@@ -104,7 +103,7 @@ bool launch_complex(const ComplexPlan& plan, const ComplexProblem& z, const Cont
   const Choice& first = plan.choices.front();
   const bool packs_b = real.pack_b && !plan.reads_b_in_place;
   const bool may_pack_b = plan.reads_b_in_place ? first.kernel->complex_b.needs_pack : packs_b;
-  const bool packs_a = real.pack_a && !plan.reads_a_in_place;
+  const bool packs_a = real.pack_a && !plan.reads_a_in_place();
   if (packs_a && !allocate(real.a_bytes, real.pack_a->to)) return false;
   if (may_pack_b && !allocate(real.b_bytes, real.pack_b->to)) return false;
   if (real.combine && !allocate(real.sum_bytes, p.c.data)) return false;

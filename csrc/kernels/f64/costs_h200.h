@@ -25,7 +25,10 @@ struct F64Mma {
   static constexpr double kLaunch = 5700;
   // Bytes that an SM reads in a cycle, of operands that are MN-major and K-major.
   static constexpr double kDramMnMajor = 27.6, kDramKMajor = 16.3;
-  static constexpr double kReduceLaunch = 430, kReduceElement = 1.9;
+};
+// The reduction of chunk sums, and each of them.
+struct F64Reduce {
+  static constexpr double kLaunch = 430, kElement = 1.9;
 };
 
 // A warp of f64_direct computes m x n elements of C, with `ahead` steps of 8 of K in flight. It

@@ -27,7 +27,6 @@
 #include "kernels/common/fast_divmod.cuh"
 #include "kernels/common/launch.h"
 #include "kernels/f64/fragment.cuh"
-#include "kernels/f64/partial_sums.h"
 #include "kernels/f64/plan.h"
 #include "kernels/f64/split_k_reduce.cuh"
 #include "kernels/f64/store.cuh"
@@ -259,7 +258,7 @@ void run(const Problem& p, int64_t k_splits, const SignsOfB& signs_of_b, const C
   if (k_splits > 1) {
     partial_sums = static_cast<double*>(context.allocate(f64_partial_sums_bytes(p, k_splits)));
     if (partial_sums == nullptr) return run<Tile>(p, 1, signs_of_b, context);
-    params.p = to_partial_sums(p, partial_sums);
+    params.p = f64_mma::to_partial_sums(p, partial_sums);
     params.c_in_pairs = p.n % 2 == 0;
     params.chunk_warps = 1;
     params.tiles = tiles * k_splits;

@@ -27,7 +27,6 @@
 #include "kernels/common/batch_offsets.cuh"
 #include "kernels/common/fast_divmod.cuh"
 #include "kernels/common/launch.h"
-#include "kernels/f64/partial_sums.h"
 #include "kernels/f64/plan.h"
 #include "kernels/f64/split_k_reduce.cuh"
 #include "ptx/cp_async.cuh"
@@ -42,8 +41,8 @@ constexpr int kWarps = 2, kThreads = kWarps * kRows;  // of a block
 constexpr int kStages = 6;
 constexpr int kBlocks = 4;  // of an SM have registers; the stages of three fit
 
-constexpr int kStep = 16;          // doubles of a row in a stage
-constexpr int kPitch = kStep + 2;  // of K-major rows: no bank conflicts
+constexpr int kStep = kF64GemvStep;  // doubles of a row in a stage
+constexpr int kPitch = kStep + 2;    // of K-major rows: no bank conflicts
 
 // What a lane computes: real sums with one or two vectors, or both parts of a complex element.
 enum class Mode { kOne, kTwo, kComplexA, kComplexB };  // kComplexA: the long operand is A
@@ -54,6 +53,9 @@ inline constexpr bool kIsComplex = kMode == Mode::kComplexA || kMode == Mode::kC
 // How rows of the long operand are copied, MN-major or K-major: a number at a time, or aligned
 // pairs of doubles.
 enum class Layout { kMn, kMnPairs, kK, kKPairs };
+
+template <Layout kLayout>
+inline constexpr bool kIsKMajor = kLayout == Layout::kK || kLayout == Layout::kKPairs;
 
 // Strides are in doubles, and K counts numbers, complex ones if they are.
 struct Params {
@@ -90,13 +92,13 @@ class Loader {
   __device__ Loader(const Params& params, const double* rows, const double* vectors, int count) {
     UNROLL
     for (int i = 0; i < kPlaces; ++i) {
-      const int row = kIsKMajor                     ? i * 4 + lane() / 8
+      const int row = kIsKMajor<kLayout>            ? i * 4 + lane() / 8
                       : kLayout == Layout::kMnPairs ? lane() % 16 * 2
                                                     : lane();
       // The rows of pairs are even.
       const int last = kLayout == Layout::kMnPairs ? count - 2 : count - 1;
       rows_[i] = rows + min(row, last) * params.long_row;
-      if (kIsKMajor) rows_[i] += piece();
+      if (kIsKMajor<kLayout>) rows_[i] += piece();
       if (kLayout == Layout::kMnPairs) rows_[i] += lane() / 16 * params.long_k;
     }
     const int of_vector = lane() % kStep, vector = lane() / kStep;
@@ -108,7 +110,7 @@ class Loader {
   template <bool kWhole>
   __device__ void fill(const Params& params, Stage& stage, int left) {
     const uint32_t to = ptx::shared_address(stage.rows);
-    if constexpr (kIsKMajor) {
+    if constexpr (kIsKMajor<kLayout>) {
       const int doubles = kWhole ? 2 : left * kParts<kMode> - piece();  // of the lane's two
       UNROLL
       for (int i = 0; i < kPlaces; ++i, rows_[i - 1] += kStep) {
@@ -138,8 +140,7 @@ class Loader {
   }
 
  private:
-  static constexpr bool kIsKMajor = kLayout == Layout::kK || kLayout == Layout::kKPairs;
-  static constexpr int kPlaces = kIsKMajor ? kRows / 4 : 1;
+  static constexpr int kPlaces = kIsKMajor<kLayout> ? kRows / 4 : 1;
   __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
   __device__ static int piece() { return lane() % 8 * 2; }  // its first double of a row in a stage
 
@@ -163,11 +164,10 @@ class Numbers {
  public:
   __device__ void read(const Stage& stage) {
     const int lane = static_cast<int>(threadIdx.x % kRows);
-    constexpr bool kIsKMajor = kLayout == Layout::kK || kLayout == Layout::kKPairs;
     const auto* rows = reinterpret_cast<const Element*>(stage.rows);
     UNROLL
     for (int i = 0; i < kCount; ++i) {
-      x_[i] = rows[kIsKMajor ? lane * (kPitch / kParts<kMode>)+i : i * kRows + lane];
+      x_[i] = rows[kIsKMajor<kLayout> ? lane * (kPitch / kParts<kMode>)+i : i * kRows + lane];
     }
     UNROLL
     for (int i = 0; i < kCount * kVectors; ++i) {
@@ -294,7 +294,7 @@ bool launch(const Problem& p, const Plan& plan, Params params, const Context& co
     if (partial_sums == nullptr) chunks = 1;  // a warp has all of K
   }
   if (partial_sums != nullptr) {
-    params.p = to_partial_sums(p, partial_sums);
+    params.p = f64_mma::to_partial_sums(p, partial_sums);
     params.chunk_stride = p.batch.count * p.m * p.n;
   }
   params.chunks_of_warp = chunks > 1 ? 1 : static_cast<int>(ceil_div(p.k, kChunk));

@@ -20,6 +20,12 @@ inline double root_of_squares(double x, double y, double z = 0) {
   return std::sqrt(x * x + y * y + z * z);
 }
 
+// The reduction of chunk sums.
+inline double f64_reduce_cycles(const Problem& p, int64_t chunks, int64_t sms) {
+  const auto sums = static_cast<double>(p.batch.count * p.m * p.n * chunks);
+  return h200::F64Reduce::kLaunch + h200::F64Reduce::kElement * sums / static_cast<double>(sms);
+}
+
 // --- f64_mma -------------------------------------------------------------------------------------
 
 // Cycles of an SM for one k of `blocks` blocks that share it: its warps wait for each other, or
@@ -57,8 +63,7 @@ inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, double b_share) {
       const double waves =
           static_cast<double>(full) * (f64_mma_step(tile, tile.blocks) * k + tile.overhead) +
           (left > 0 ? f64_mma_step(tile, left) * k + tile.overhead : 0);
-      const double sums = static_cast<double>(p.batch.count * p.m * p.n * chunks) / all;
-      const double reduce = splits == 1 ? 0 : Cost::kReduceLaunch + Cost::kReduceElement * sums;
+      const double reduce = splits == 1 ? 0 : f64_reduce_cycles(p, chunks, sms);
       const double busy = std::min(all, static_cast<double>(std::max<int64_t>(work, 1)));
       const double cycles = root_of_squares(waves, read / busy) + reduce;
       if (best.k_splits == 0 || cycles < best.cycles) {
@@ -111,10 +116,7 @@ inline Plan f64_direct_plan_of(const Problem& p, int64_t sms, double b_share) {
                    warps * (tile.shared * steps + tile.tile));
       const double loads = static_cast<double>(tiles) * sizeof(double) * k *
                            (std::min<double>(tile.m, m) + b_share * std::min<double>(tile.n, n));
-      const double reduce =
-          splits == 1 ? 0
-                      : h200::F64Mma::kReduceLaunch + h200::F64Mma::kReduceElement * batch * m * n *
-                                                          static_cast<double>(chunks) / all;
+      const double reduce = splits == 1 ? 0 : f64_reduce_cycles(p, chunks, sms);
       const double cycles =
           root_of_squares(multiply, loads / all / Cost::kL2, bytes / all / Cost::kDram) + reduce;
       keep_faster(best, {.tile = static_cast<int>(i),
@@ -164,9 +166,7 @@ inline Plan f64_gemv_plan_of(const Problem& p, int64_t sms, int64_t rows, bool l
   const double multiply =
       std::max(cost.alone * steps + Cost::kOverhead,
                static_cast<double>(warps) / all * (cost.shared * steps + Cost::kWarp));
-  const double sums = batch * m * n * static_cast<double>(chunks) / all;
-  const double reduce =
-      chunks == 1 ? 0 : h200::F64Mma::kReduceLaunch + h200::F64Mma::kReduceElement * sums;
+  const double reduce = chunks == 1 ? 0 : f64_reduce_cycles(p, chunks, sms);
   return {.m = long_is_a ? kF64GemvRows : 1,
           .n = long_is_a ? 1 : kF64GemvRows,
           .k_splits = chunks,
@@ -194,10 +194,8 @@ inline int64_t f64_partial_sums_bytes(const Problem& p, int64_t parts) {
 inline WorkspaceBytes f64_mma_workspace(const Problem& p, const Plan& plan, int64_t) {
   return {plan.k_splits > 1 ? f64_partial_sums_bytes(p, ceil_div(p.k, kChunk)) : 0};
 }
-inline WorkspaceBytes f64_gemv_workspace(const Problem& p, const Plan& plan, int64_t) {
-  return {plan.k_splits > 1 ? f64_partial_sums_bytes(p, plan.k_splits) : 0};
-}
-inline WorkspaceBytes f64_direct_workspace(const Problem& p, const Plan& plan, int64_t) {
+// Of f64_direct and f64_gemv, which split K at each chunk or not at all.
+inline WorkspaceBytes f64_splits_workspace(const Problem& p, const Plan& plan, int64_t) {
   return {plan.k_splits > 1 ? f64_partial_sums_bytes(p, plan.k_splits) : 0};
 }
 

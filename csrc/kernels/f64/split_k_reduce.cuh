@@ -1,7 +1,8 @@
 #pragma once
-// Split-K of f64_mma: blocks share K's chunks and write each chunk's sums to a workspace; this
-// kernel adds them in order and applies the epilogue.
+// Split-K of f64: blocks share K's chunks and write each chunk's sums to a workspace; this kernel
+// adds them in order and applies the epilogue.
 
+#include "core/contiguous_sums.h"
 #include "core/epilogue.h"
 #include "core/order_chunked.h"
 #include "core/problem.h"
@@ -52,6 +53,14 @@ __global__ void __launch_bounds__(kReduceThreads)
   }
   const int64_t row = index / p.n;
   store<double>(p, batch_offset(p.batch, p.c, row / p.m), row % p.m, index % p.n, total);
+}
+
+// The problem with partial sums in memory as its C, the first of the chunks.
+inline Problem to_partial_sums(Problem p, double* sums) {
+  p.c = contiguous_sums(p);
+  p.c.data = sums;
+  p.epilogue = {};
+  return p;
 }
 
 inline void launch_split_k_reduce(const Problem& p, const double* partial_sums,
