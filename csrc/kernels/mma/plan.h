@@ -158,10 +158,12 @@ Plan fastest_mma_plan(const Tile (&tiles)[kTiles], const Problem& p, int64_t sms
       const double loading = std::min(all, work * Cost::kDramBlock / Cost::kDram);
       const double waves = std::ceil(share);
       const double l2 = std::max(l2_of_all, waves * requests * 2 * longest / Cost::kL2Block);
-      const double chunks_read = static_cast<double>(ceil_div(count, sms) * chunks);
+      // The reduction of tf32 has a block for each tile, the others' one for a few of its columns.
+      const double tiles_read =
+          is_tf32 ? static_cast<double>(ceil_div(count, sms)) : static_cast<double>(count) / all;
       const double reduce = sizeof(float) * elements *
                             (waves * static_cast<double>(chunks_each) / Cost::kSumsWritten +
-                             chunks_read / Cost::kSumsRead);
+                             tiles_read * static_cast<double>(chunks) / Cost::kSumsRead);
       const double cycles = waves * tile.overhead +
                             (splits == 1 ? 0 : Cost::kReduceLaunch + reduce) +
                             std::max({waves * choice.slowdown * elements * longest / rate,

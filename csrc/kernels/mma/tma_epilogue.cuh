@@ -327,6 +327,7 @@ struct EpilogueParams : MainloopParams {
 template <class Tile>
 struct Epilogue {
   static constexpr int kAccRegisters = 176;
+  static constexpr int kReducedCols = Tile::kN % 32 == 0 ? 32 : 16;
 
   using Params = EpilogueParams;
   union Staging {

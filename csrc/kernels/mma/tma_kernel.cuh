@@ -7,8 +7,8 @@
 //   Epilogue::Params            the kernel's parameters, derived from MainloopParams
 //   Epilogue::Smem              a block's shared memory
 //   Epilogue::kAccRegisters     registers of a thread for accumulators and the running total
-//   Epilogue::kSharedTotal      elements of the running total that Smem has room for between tiles,
-//                               a thread
+//   Epilogue::kReducedCols      columns of a tile that a block of the split-K reduction has
+//   Epilogue::kSharedTotal      elements of a thread's running total that Smem has room for
 //   Epilogue(params, smem)      is constructed by every consumer thread
 //   batch_coords(p, matrix, i)  static: the coordinates of matrix i of the batch in its tensor map
 //   begin_tile(tile)            is called before the tile is multiplied

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/order_mma.h"
 #include "kernels/common/dispatch.h"
@@ -22,27 +23,51 @@ namespace tiled::cuda::mma_tma {
 
 // --- The split-K reduction -----------------------------------------------------------------------
 
+// The part of a tile that a block reduces: all rows of Epilogue::kReducedCols columns, so that a C
+// of few tiles has blocks for all SMs. To the epilogue it is a tile.
+template <class Tile_, template <class> class EpilogueOf>
+struct ReducedPart {
+  static constexpr int kN = EpilogueOf<Tile_>::kReducedCols;
+  static constexpr int kParts = Tile_::kN / kN;
+  static_assert(Tile_::kN % kN == 0);
+  struct Columns : Tile_ {
+    static constexpr int kN = ReducedPart::kN, kElements = kN / 2, kNarrowBox = 0;
+  };
+  using Tile = std::conditional_t<kParts == 1, Tile_, Columns>;
+};
+
 // The split-K reduction: adds the chunks of a tile in order, from +0, and runs the epilogue. A
-// thread has the elements of the consumer thread that computed them.
-template <class Tile, class Epilogue>
+// thread has elements of the consumer thread that computed them.
+template <class Tile, template <class> class EpilogueOf>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    mma_split_k_reduce_kernel(const __grid_constant__ typename Epilogue::Params params) {
+    mma_split_k_reduce_kernel(const __grid_constant__ typename EpilogueOf<Tile>::Params params) {
+  using Part = ReducedPart<Tile, EpilogueOf>;
+  using Epilogue = EpilogueOf<typename Part::Tile>;
   // Elements of kChunks chunks are loaded before any is added.
-  constexpr int kAtOnce = Tile::kElements < 16 ? Tile::kElements : 16, kChunks = 4;
+  constexpr int kElements = Part::Tile::kElements;
+  constexpr int kAtOnce = kElements < 16 ? kElements : 16, kChunks = 4;
   __shared__ typename Epilogue::Smem smem;
-  if (threadIdx.x < Tile::kWarpgroup) return ptx::setmaxnreg_dec<kProducerRegisters>();
-  ptx::setmaxnreg_inc<kConsumerRegisters>();
-  const int64_t index = blockIdx.x / Tile::kCluster;
-  const TileCoord tile = locate_in_cluster<Tile>(params.scheduler, index);
-  const auto chunks = static_cast<int>(ceil_div(params.p.k, mma_order::kChunk));
+  constexpr bool kMovesRegisters = Part::kParts == 1;
+  if (threadIdx.x < Tile::kWarpgroup) {
+    if constexpr (kMovesRegisters) ptx::setmaxnreg_dec<kProducerRegisters>();
+    return;
+  }
+  if constexpr (kMovesRegisters) ptx::setmaxnreg_inc<kConsumerRegisters>();
+  const unsigned cluster = blockIdx.x / Tile::kCluster;
+  const int part = static_cast<int>(cluster % Part::kParts);
+  const int64_t index = cluster / Part::kParts;
+  TileCoord tile = locate_in_cluster<Tile>(params.scheduler, index);
   const int64_t chunk_stride = partial_sums<Tile>(params, 1, 0) - partial_sums<Tile>(params, 0, 0);
-  const float4* from = partial_sums<Tile>(params, 0, index);
+  const float4* from =
+      partial_sums<Tile>(params, 0, index) + part * (kElements / 4) * Tile::kConsumerThreads;
+  tile.col += column_in_tile<Tile::kN, Tile::kNarrowBox>(part * Part::kN, tile.col);
+  const auto chunks = static_cast<int>(ceil_div(params.p.k, mma_order::kChunk));
   Epilogue epilogue(params, smem);
   ptx::pdl_wait();
   epilogue.begin_tile(tile);
-  float acc[Tile::kElements];
+  float acc[kElements];
   UNROLL
-  for (int first = 0; first < Tile::kElements; first += kAtOnce) {
+  for (int first = 0; first < kElements; first += kAtOnce) {
     UNROLL
     for (int i = 0; i < kAtOnce; ++i) acc[first + i] = 0;
     const float4* next = from + first / 4 * Tile::kConsumerThreads;
@@ -131,8 +156,9 @@ bool launch_persistent(void (*kernel)(typename EpilogueOf<Tile>::Params),
   launch_clusters_pdl(kernel, cluster, blocks, Tile::kThreads, kSmem, context, params);
   if (params.k_splits > 1) {
     using ReduceTile = typename Tile::ReduceTile;
-    launch_pdl(mma_split_k_reduce_kernel<ReduceTile, EpilogueOf<ReduceTile>>,
-               static_cast<unsigned>(params.tiles * Tile::kCluster), ReduceTile::kThreads, 0,
+    const auto parts = static_cast<unsigned>(params.tiles * Tile::kCluster) *
+                       ReducedPart<ReduceTile, EpilogueOf>::kParts;
+    launch_pdl(mma_split_k_reduce_kernel<ReduceTile, EpilogueOf>, parts, ReduceTile::kThreads, 0,
                context, params);
   }
   return true;

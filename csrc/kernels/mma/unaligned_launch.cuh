@@ -33,7 +33,8 @@ struct Epilogue {
     kAccRegisters = Tile::kN == 256                    ? 128
                     : Tile::kM * Tile::kN == 128 * 128 ? 80
                                                        : 112,
-    kSharedTotal = 0
+    kSharedTotal = 0,
+    kReducedCols = 32
   };
   static constexpr int kColsAtOnce = 32;
 

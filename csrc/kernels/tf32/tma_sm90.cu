@@ -65,6 +65,7 @@ struct EpilogueParams : mma_tma::MainloopParams {
 template <class Tile>
 struct Epilogue {
   static constexpr int kAccRegisters = 128, kSharedTotal = mma_tma::kSharedTotalIn<RowStaging>;
+  static constexpr int kReducedCols = Tile::kN;  // flags of a region are stored together
 
   using Params = EpilogueParams;
   struct Smem {
