@@ -23,8 +23,6 @@ from benchmarks.pages.roofline import (
 from benchmarks.pages.rows import (
     kernel_squares,
     kernels,
-    mean,
-    of_kernel,
     peer_tflops,
     select,
     squares,
@@ -33,6 +31,7 @@ from benchmarks.suites.suites import LADDER_SIZES
 
 PAGE = ROOT / "docs" / "kernels" / "ladder.md"
 SIZE = LADDER_SIZES[-1]  # m = n = k, where kernels are compared
+SHOWN = 512, SIZE  # of the table of kernels
 MISSING = dict.fromkeys(("tflops", "ratio"))  # a row that was not measured
 
 # The columns of the table by size: a name, the dtype and the precision.
@@ -72,7 +71,7 @@ def write_source(measured: dict) -> str:
 
 
 def write_rungs(measured: dict) -> str:
-    """Every kernel: its squares, and how often `auto` picked it.
+    """Every kernel: its idea and its squares.
 
     A kernel that is measured for the course alone is left out.
     """
@@ -83,16 +82,13 @@ def write_rungs(measured: dict) -> str:
         if kernel in rungs() and not by_size:
             continue
         at = by_size.get(SIZE, MISSING)
-        picked = select(of_kernel(measured["rows"], kernel), algorithm="auto", variant="plain")
         rows.append(
             {
                 "kernel": f"`{kernel}`",
                 "idea": f"[{idea}](../../{path.relative_to(ROOT)})",
-                **{str(n): by_size.get(n, MISSING)["tflops"] for n in LADDER_SIZES},
+                **{str(n): by_size.get(n, MISSING)["tflops"] for n in SHOWN},
                 "of the peak": figure(at["tflops"] and at["tflops"] / peak(kernel), ".2f"),
                 "of cuBLAS": figure(at["ratio"], ".2f"),
-                "picked by `auto`": len(picked),
-                "then of cuBLAS": figure(mean(row["ratio"] for row in picked), ".2f"),
             }
         )
     return table(2, rows)
@@ -157,15 +153,14 @@ def write_tiles(measured: dict) -> str:
 
 
 def write_sizes(measured: dict) -> str:
-    """`auto` by size, each time with the peer that was measured beside it."""
+    """`auto` by size, with the ratio to the peer that was measured beside it."""
     ways = {name: squares(measured["rows"], "auto", *way) for name, way in WAYS.items()}
     rows = []
     for size in sorted({size for found in ways.values() for size in found}):
         line: dict = {"m = n = k": size}
         for name, found in ways.items():
             row = found.get(size, MISSING)
-            line |= {name: row["tflops"], (name, "cuBLAS"): row["tflops"] and peer_tflops(row)}
-            line[name, "ratio"] = figure(row["ratio"], ".2f")
+            line |= {name: row["tflops"], (name, "ratio"): figure(row["ratio"], ".2f")}
         rows.append(line)
     return table(0, rows)
 

@@ -9,6 +9,7 @@ from benchmarks.survey.regimes import BELOW, kind, over_best, regimes, summary, 
 
 PLOT = "random.svg"
 SEEDS_PAGE = "random_seeds"
+WORTH = 1.005  # of a kernel with a line in the tables of what products lose without each
 ORDER = ("fp32", "ieee", "tf32", "bfloat16", "float16", "float64")  # of the files' kinds
 INTRO = """# Random products
 
@@ -32,12 +33,12 @@ BY_REGIME = f"""## Regimes
 Each cell has the mean ratio of all seeds on a GPU, and the share of products with a ratio below
 {BELOW[0]}. The regimes overlap. A *side* is the shorter one of C, a *single* product has no batch,
 and the times are torch's."""
-WITHOUT_EACH = """## Without each kernel
+WITHOUT_EACH = f"""## Without each kernel
 
 Every kernel that sums in the product's order was timed beside `auto`. The time of the fastest other
 kernel is divided by that of the fastest kernel, which says how much slower products would be
-without it: the geometric mean of *all*, and of *those* in which it is the fastest. `simt_thin` was
-deleted after [this measurement](../notes/simt.md)."""
+without it: the geometric mean of *all*, and of *those* in which it is the fastest. Kernels of less
+than {WORTH} are named only; `simt_thin` was deleted after this measurement."""
 
 
 def surveys(results: Path) -> dict[str, dict]:
@@ -61,8 +62,12 @@ def write(found: dict[str, dict]) -> str:
         parts.append(WITHOUT_EACH)
     for name, survey in beside.items():
         header, rows = survey["header"], survey["rows"]
-        about = f"{len(rows)} products of [seed {header['seed']}]({_file(name)}), {_gpu(survey)}:"
-        parts += [f"### {kind(header)}", about, table(1, without_each(rows))]
+        losses = without_each(rows)
+        shown = [line for line in losses if float(line["all"]) >= WORTH]
+        rest = ", ".join(f"`{line['kernel']}`" for line in losses if line not in shown)
+        about = f"{len(rows)} products of [seed {header['seed']}]({_file(name)}), {_gpu(survey)}"
+        about += f"; less without {rest}:" if rest else ":"
+        parts += [f"### {kind(header)}", about, table(1, shown)]
     return "\n\n".join(parts) + "\n"
 
 

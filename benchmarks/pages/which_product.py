@@ -5,7 +5,7 @@ from pathlib import Path
 from benchmarks import ROOT
 from benchmarks.pages import plots
 from benchmarks.pages.markdown import figure, table
-from benchmarks.pages.rows import peer_tflops, select, squares
+from benchmarks.pages.rows import peer_tflops, select, spread, squares
 
 GUIDE = ROOT / "docs" / "guide"
 PAGE, TF32_PAGE = GUIDE / "which_product.md", GUIDE / "from_tf32.md"
@@ -113,18 +113,27 @@ def _kinds(rows: list[dict]) -> list[str]:
 
 
 def write_cost(measured: dict) -> str:
-    """What "fp32" flags of each kind of operands, and times over those of normal operands."""
+    """What "fp32" flags of some kinds of operands, and times over those of normal operands.
+
+    The other kinds of operands share a sentence.
+    """
     rows = select(measured["rows"], kind="hard")
     timed = ("torch_tiled fp32", "torch_tiled tf32", "torch_tiled ieee", "cuBLAS SGEMM")
-    lines = []
+    lines, others = [], []
     for kind in _kinds(rows):
-        if kind != NORMAL:
-            found = {way: _of(rows, way=way, operands=kind) for way in timed}
-            line = {"operands": kind, "flagged": _share(found[timed[0]], "flagged")}
-            for way, row in found.items():
-                line[_title(way)] = figure(row and row["us"] / row["normal_us"], ".2f")
-            lines.append(line)
-    return table(1, lines)
+        if kind == NORMAL:
+            continue
+        found = {way: _of(rows, way=way, operands=kind) for way in timed}
+        times = {way: row and row["us"] / row["normal_us"] for way, row in found.items()}
+        flagged = _share(found[timed[0]], "flagged")
+        if flagged == "0":
+            others += [time for time in times.values() if time]
+        else:
+            shown = {_title(way): figure(time, ".2f") for way, time in times.items()}
+            lines.append({"operands": kind, "flagged": flagged, **shown})
+    if not others:
+        return table(1, lines)
+    return f"{table(1, lines)}\n\nOther operands flag nothing, and take {spread(others)}."
 
 
 def write_tf32(measured: dict) -> str:
