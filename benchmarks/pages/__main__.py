@@ -61,7 +61,6 @@ def texts(results: Path) -> dict[Path, str]:
         (ladder.PAGE, "hopper", ladder.BLOCKS),
         (limits.PAGE, "hopper", limits.BLOCKS | random),
         (which_product.PAGE, "which_way", source | which_product.BLOCKS),
-        (which_product.TF32_PAGE, "hopper", source | which_product.TF32_BLOCKS),
         (README, "front_page", readme.BLOCKS),
         *((page, name, source) for name, page in SUITES.items()),
         (KERNELS / "layers.md", "layers", source | layers),

@@ -149,16 +149,15 @@ def write_16bit(measured: dict) -> str:
 
 
 def write_energy(measured: dict) -> str:
-    """GFLOP/s per watt of 16-bit floats, ours and cuBLAS's, by size."""
+    """GFLOP/s per watt of large products of 16-bit floats, over cuBLAS's."""
     rows = [row for row in auto(measured, "mma_square") if row["gflops_per_watt"]]
-    lines = []
-    for size in sorted({row["m"] for row in rows}):
-        line = {"M = N = K": size}
-        for name, field in (("ours", "gflops_per_watt"), ("cuBLAS", "peer_gflops_per_watt")):
-            found = [row[field] for row in select(rows, m=size)]
-            line[name] = f"{min(found):.0f} to {max(found):.0f}"
-        lines.append(line)
-    return table(0, lines)
+    if not rows:
+        return "The energy of products was not measured."
+    ratios = [row["gflops_per_watt"] / row["peer_gflops_per_watt"] for row in rows]
+    return (
+        f"Squares from {min(row['m'] for row in rows)} on have {spread(ratios)} of cuBLAS's "
+        "GFLOP/s per watt."
+    )
 
 
 def write_random(surveys: dict[str, dict]) -> str:

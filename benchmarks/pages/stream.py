@@ -133,22 +133,6 @@ def write_seconds(measured: dict) -> str:
     return table(1, lines)
 
 
-def write_errors(measured: dict) -> str:
-    """Errors of every way, and whether streamed results have the bits of the one in the GPU."""
-    lines = []
-    for dtype in dict.fromkeys(dtype for dtype, _ in _kinds(measured)):
-        found = {way: select(_products(measured), way=way, dtype=dtype) for way in STYLES}
-        line = {"dtype": dtype}
-        for way in _present(measured):
-            errors = sorted(row["error"] for row in found[way] if row["error"] is not None)
-            ends = dict.fromkeys(figure(x, ".1e") for x in errors[:1] + errors[-1:])
-            line[STYLES[way][0]] = " to ".join(ends) or "-"
-        bits = [x["equal"] for rows in found.values() for x in rows if x["equal"] is not None]
-        same = "-" if not bits else "equal" if all(bits) else "different"
-        lines.append(line | {"bits of streamed products": same})
-    return table(1, lines)
-
-
 def write_links(measured: dict) -> str:
     """The rate of copies between the host and the GPU."""
     found = select(measured["rows"], way="link")
@@ -193,6 +177,5 @@ BLOCKS = {
     "stream_source": write_source,
     "stream_rates": write_rates,
     "stream_seconds": write_seconds,
-    "stream_errors": write_errors,
     "stream_links": write_links,
 }

@@ -9,7 +9,6 @@ from benchmarks.survey.regimes import BELOW, kind, over_best, regimes, summary, 
 
 PLOT = "random.svg"
 SEEDS_PAGE = "random_seeds"
-WORTH = 1.005  # of a kernel with a line in the tables of what products lose without each
 ORDER = ("fp32", "ieee", "tf32", "bfloat16", "float16", "float64")  # of the files' kinds
 INTRO = """# Random products
 
@@ -27,18 +26,19 @@ SURVEYS = """## The surveys
 
 *Mean* is geometric, and a column *below* has the share of products with a smaller ratio. *Over
 fastest* is the mean factor from the time of the fastest kernel of the product's order to that of
-the picked one. The site's page *Random products, by seed* has each seed by itself."""
+the picked one. The site's page *Random products, by seed* has each seed by itself, and what
+products would lose without each kernel."""
 BY_REGIME = f"""## Regimes
 
 Each cell has the mean ratio of all seeds on a GPU, and the share of products with a ratio below
 {BELOW[0]}. The regimes overlap. A *side* is the shorter one of C, a *single* product has no batch,
 and the times are torch's."""
-WITHOUT_EACH = f"""## Without each kernel
+WITHOUT_EACH = """## Without each kernel
 
 Every kernel that sums in the product's order was timed beside `auto`. The time of the fastest other
 kernel is divided by that of the fastest kernel, which says how much slower products would be
-without it: the geometric mean of *all*, and of *those* in which it is the fastest. Kernels of less
-than {WORTH} are named only; `simt_thin` was deleted after this measurement."""
+without it: the geometric mean of *all*, and of *those* in which it is the fastest. `simt_thin` was
+deleted after [this measurement](../notes/simt.md)."""
 
 
 def surveys(results: Path) -> dict[str, dict]:
@@ -57,22 +57,11 @@ def write(found: dict[str, dict]) -> str:
     if not found:
         return f"{INTRO}\n\n{NOTHING}\n"
     parts = [INTRO, SHOWN, SURVEYS, _surveys(found), BY_REGIME, _regimes(found)]
-    beside = {name: survey for name, survey in found.items() if survey["header"]["beside"]}
-    if beside:
-        parts.append(WITHOUT_EACH)
-    for name, survey in beside.items():
-        header, rows = survey["header"], survey["rows"]
-        losses = without_each(rows)
-        shown = [line for line in losses if float(line["all"]) >= WORTH]
-        rest = ", ".join(f"`{line['kernel']}`" for line in losses if line not in shown)
-        about = f"{len(rows)} products of [seed {header['seed']}]({_file(name)}), {_gpu(survey)}"
-        about += f"; less without {rest}:" if rest else ":"
-        parts += [f"### {kind(header)}", about, table(1, shown)]
     return "\n\n".join(parts) + "\n"
 
 
 def write_seeds(found: dict[str, dict]) -> dict[str, str]:
-    """The site's page with the regimes of every survey, by its name."""
+    """The site's page of every survey: its regimes, and what each kernel is worth."""
     parts = ["# Random products, by seed", "[Random products](random.md) explains the columns."]
     for name, survey in found.items():
         header = survey["header"]
@@ -81,6 +70,12 @@ def write_seeds(found: dict[str, dict]) -> dict[str, str]:
         about += "this way of timing."
         parts += [f"## {kind(header)}, seed {header['seed']}", about]
         parts.append(table(1, regimes(survey["rows"])))
+    beside = [survey for survey in found.values() if survey["header"]["beside"]]
+    if beside:
+        parts.append(WITHOUT_EACH)
+    for survey in beside:
+        about = f"{kind(survey['header'])}, seed {survey['header']['seed']}, {_gpu(survey)}"
+        parts += [f"### {about}", table(1, without_each(survey["rows"]))]
     return {SEEDS_PAGE: "\n\n".join(parts) + "\n"}
 
 

@@ -1,16 +1,14 @@
-"""The generated parts of docs/guide/which_product.md and from_tf32.md: tables and a plot."""
+"""The generated parts of docs/guide/which_product.md: tables and a plot."""
 
 from pathlib import Path
 
 from benchmarks import ROOT
 from benchmarks.pages import plots
 from benchmarks.pages.markdown import figure, table
-from benchmarks.pages.rows import peer_tflops, select, spread, squares
+from benchmarks.pages.rows import select, spread
 
-GUIDE = ROOT / "docs" / "guide"
-PAGE, TF32_PAGE = GUIDE / "which_product.md", GUIDE / "from_tf32.md"
+PAGE = ROOT / "docs" / "guide" / "which_product.md"
 
-LEAST_TF32 = 1024  # the smallest size of the table about TF32
 # Operands for which a result can be exact, and a Gram matrix, which can be symmetric.
 EXACT = ("one-hot rows", "a permutation", "integers above 2^11")
 GRAM = "a @ a.T"
@@ -136,27 +134,6 @@ def write_cost(measured: dict) -> str:
     return f"{table(1, lines)}\n\nOther operands flag nothing, and take {spread(others)}."
 
 
-def write_tf32(measured: dict) -> str:
-    """cuBLAS's TF32 and float32, and `"fp32"`, by size: errors, then speeds."""
-    fp32, tf32 = (squares(measured["rows"], "auto", "float32", way) for way in ("fp32", "tf32"))
-    lines = []
-    for size in sorted(fp32.keys() & tf32.keys()):
-        if size >= LEAST_TF32:
-            ours, rounded = fp32[size], tf32[size]
-            lines.append(
-                {
-                    "m = n = k": size,
-                    "error: cuBLAS, TF32": f"{rounded['peer_error']:.1e}",
-                    "error: cuBLAS, float32": f"{ours['peer_error']:.1e}",
-                    'error: `"fp32"`': f"{ours['error']:.1e}",
-                    "TFLOP/s: cuBLAS, TF32": peer_tflops(rounded),
-                    "TFLOP/s: cuBLAS, float32": peer_tflops(ours),
-                    'TFLOP/s: `"fp32"`': ours["tflops"],
-                }
-            )
-    return table(0, lines)
-
-
 def draw(measured: dict, path: Path) -> None:
     """The time of each way against its error, a panel for each size."""
     rows = select(measured["rows"], kind="speed")
@@ -189,4 +166,3 @@ BLOCKS = {
     "hard": write_hard,
     "cost": write_cost,
 }
-TF32_BLOCKS = {"tf32": write_tf32}
