@@ -14,10 +14,8 @@ from benchmarks.pages.roofline import (
     SMS,
     TENSOR_FMAS,
     TENSOR_PEAK,
-    THREAD_TILES,
     TILED_SIZES,
     TILES,
-    Tile,
     peak,
 )
 from benchmarks.pages.rows import (
@@ -71,16 +69,13 @@ def write_source(measured: dict) -> str:
 
 
 def write_rungs(measured: dict) -> str:
-    """Every kernel: its idea and its squares.
-
-    A kernel that is measured for the course alone is left out.
-    """
+    """Every kernel that the course does not have: its idea and its squares."""
     rows = []
     for kernel in kernels():
+        if kernel in rungs():
+            continue
         path, idea = source_of(kernel)
         by_size = kernel_squares(measured["rows"], kernel)
-        if kernel in rungs() and not by_size:
-            continue
         at = by_size.get(SIZE, MISSING)
         rows.append(
             {
@@ -104,16 +99,6 @@ def write_roofline(measured: dict) -> str:
         f"- memory: a copy of {moved / 1e6:.0f} MB at {rate / 1e12:.2f} TB/s;\n"
         f"- both meet at {PEAK:.1f} / {rate / 1e12:.2f} = {PEAK * 1e12 / rate:.1f} FLOP a byte."
     )
-
-
-def write_loads(measured: dict) -> str:
-    rows = []
-    for m, n in THREAD_TILES:
-        fed = Tile(m, n, m, n).fed
-        row = {"elements of C a thread": f"{m} x {n}", "numbers loaded": m + n, "FMAs": m * n}
-        row |= {"FMAs fed in a cycle": f"{fed:.0f}", f"of {LANES}": f"{min(1, fed / LANES):.2f}"}
-        rows.append(row)
-    return table(1, rows)
 
 
 def write_traffic(measured: dict) -> str:
@@ -181,7 +166,6 @@ BLOCKS = {
     "source": write_source,
     "rungs": write_rungs,
     "roofline": write_roofline,
-    "loads": write_loads,
     "traffic": write_traffic,
     "tiles": write_tiles,
     "fp16_peer": write_fp16_peer,
