@@ -11,6 +11,7 @@ PAGE = ROOT / "docs" / "guide" / "which_product.md"
 
 # Operands for which a result can be exact, and a Gram matrix, which can be symmetric.
 EXACT = ("one-hot rows", "a permutation", "integers above 2^11")
+SHOWN = EXACT[0], EXACT[2]  # a permutation has one-hot rows
 GRAM = "a @ a.T"
 NORMAL = "normal"
 COARSE = 1e-4  # the error of a way that rounds factors to 11 bits is larger
@@ -58,7 +59,7 @@ def write_exact(measured: dict) -> str:
     lines = [
         {
             "way": _title(way),
-            **{kind: _share(_of(rows, way=way, operands=kind), "inexact") for kind in EXACT},
+            **{kind: _share(_of(rows, way=way, operands=kind), "inexact") for kind in SHOWN},
             f"`{GRAM}`: not symmetric": _share(_of(rows, way=way, operands=GRAM), "asymmetric"),
         }
         for way in _ways(rows)
@@ -71,15 +72,14 @@ def _sizes(rows: list[dict]) -> list[int]:
 
 
 def write_choice(measured: dict) -> str:
-    """The time of each way by size, and its errors at the largest size."""
+    """The rate of each way by size, and its errors at the largest size."""
     rows = select(measured["rows"], kind="speed")
     sizes, lines = _sizes(rows), []
     for way in _ways(rows):
         line = {"way": _title(way)}
         for size in sizes:
             row = _of(rows, way=way, size=size)
-            cell = f"{row['us']:.0f}, {row['tflops']:.3g}" if row else "-"
-            line[f"{size}: us, TFLOP/s"] = cell
+            line[f"{size}: TFLOP/s"] = row and row["tflops"]
         line[f"error, {size}"] = f"{row['error']:.1e}" if row else "-"
         line[f"componentwise, {size}"] = _short(row["componentwise_u"]) if row else "-"
         lines.append(line)
