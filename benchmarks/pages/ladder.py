@@ -69,13 +69,13 @@ def write_source(measured: dict) -> str:
 
 
 def write_rungs(measured: dict) -> str:
-    """Every kernel that the course does not have: its idea and its squares."""
+    """Every kernel that the course does not have and that multiplies squares."""
     rows = []
     for kernel in kernels():
-        if kernel in rungs():
+        by_size = kernel_squares(measured["rows"], kernel)
+        if kernel in rungs() or not by_size:
             continue
         path, idea = source_of(kernel)
-        by_size = kernel_squares(measured["rows"], kernel)
         at = by_size.get(SIZE, MISSING)
         rows.append(
             {
