@@ -131,7 +131,8 @@ def write_cost(measured: dict) -> str:
             lines.append({"operands": kind, "flagged": flagged, **shown})
     if not others:
         return table(1, lines)
-    return f"{table(1, lines)}\n\nOther operands flag nothing and take {spread(others)} times as long."
+    told = f"Other operands flag nothing and take {spread(others)} times as long."
+    return f"{table(1, lines)}\n\n{told}"
 
 
 def draw(measured: dict, path: Path) -> None:
