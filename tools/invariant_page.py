@@ -1,11 +1,13 @@
 """Writes docs/guide/invariant_functions.md, the table of torch_tiled.invariant."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from torch_tiled._invariant_routes import INSIDE, INVARIANT_ROUTES
 from torch_tiled._invariant_table import ATOMIC, IN_EVAL, KEPT, NOT_COVERED, row_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "guide" / "invariant_functions.md"
+MOST = 100  # names in a line
 HEAD = """# Functions of PyTorch in `invariant`
 
 A name stands for functions and methods of that name, and for their forms in place: `add` is
@@ -20,9 +22,20 @@ and nested tensors and subclasses, which `strict=True` refuses.
 """
 
 
-def names(text: list[str]) -> str:
-    shown = sorted(name for name in text if not name.startswith("_"))
-    return ", ".join(f"`{name}`" for name in shown)
+def public(text: Iterable[str]) -> list[str]:
+    return sorted(name for name in text if not name.startswith("_"))
+
+
+def names(text: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in public(text))
+
+
+def some(text: list[str]) -> str:
+    """The names, or the first and the last of them if a line would have too many to read."""
+    shown = public(text)
+    if len(shown) <= MOST:
+        return names(text)
+    return f"{len(shown)} functions, from `{shown[0]}` to `{shown[-1]}`"
 
 
 def replaced() -> set[str]:
@@ -32,10 +45,10 @@ def replaced() -> set[str]:
 
 
 def page() -> str:
-    lines = [HEAD + names([*replaced()]) + ".", "", "## Kept", ""]
+    lines = [HEAD + names(replaced()) + ".", "", "## Kept", ""]
     lines += ["PyTorch computes these, and a batch does not change the order of a sum.", ""]
     lines += ["| what | functions |", "|---|---|"]
-    shown = {what: names(text.split()) for what, text in KEPT.items()}
+    shown = {what: some(text.split()) for what, text in KEPT.items()}
     shown["attributes and the plumbing of tensors"] = "all"
     lines += [f"| {what} | {text} |" for what, text in shown.items()]
     lines += [
@@ -43,7 +56,9 @@ def page() -> str:
         f"`{IN_EVAL}` is kept in eval mode. {names(ATOMIC.split())} are kept on a CPU,",
         "and on a GPU after `torch.use_deterministic_algorithms(True)`. On a CPU `index_put` and",
         "`put` that accumulate need it, too, and on a GPU the gradients of `gather`,",
-        "`index_select`, `embedding` and `interpolate`. What is not on this page is not covered.",
+        "`index_select`, `embedding` and `interpolate`.",
+        "[_invariant_table.py](../../torch_tiled/_invariant_table.py) has all names. A function",
+        "that is in no table is not covered.",
         "",
         "## Not covered",
         "",

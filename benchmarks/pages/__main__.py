@@ -61,7 +61,6 @@ def texts(results: Path) -> dict[Path, str]:
         (ladder.PAGE, "hopper", ladder.BLOCKS),
         (limits.PAGE, "hopper", limits.BLOCKS | random),
         (which_product.PAGE, "which_way", source | which_product.BLOCKS),
-        (which_product.TF32_PAGE, "hopper", source | which_product.TF32_BLOCKS),
         (README, "front_page", readme.BLOCKS),
         *((page, name, source) for name, page in SUITES.items()),
         (KERNELS / "layers.md", "layers", source | layers),
@@ -78,9 +77,9 @@ def texts(results: Path) -> dict[Path, str]:
         tables = written(f"{results}/stream*.json", stream_page.BLOCKS, streamed)
         pages[stream_page.PAGE] = with_blocks(stream_page.PAGE, tables)
     hopper, host = results / "hopper.json", results / "host.json"
-    means = written(str(hopper), {"means": result_tables.write_means}, cached(hopper))["means"]
+    about = written(str(hopper), {"about": result_tables.write_about}, cached(hopper))["about"]
     times = written(str(host), {"host": result_tables.write_host}, cached(host))["host"]
-    pages |= {KERNELS / "results.md": f"{means}\n{times}\n"}
+    pages |= {KERNELS / "results.md": f"{about}\n{times}\n"}
     every = written(str(results), {"random": random_page.write}, surveys)["random"]
     return pages | {KERNELS / "random.md": every}
 

@@ -14,17 +14,13 @@ from benchmarks.pages.roofline import (
     SMS,
     TENSOR_FMAS,
     TENSOR_PEAK,
-    THREAD_TILES,
     TILED_SIZES,
     TILES,
-    Tile,
     peak,
 )
 from benchmarks.pages.rows import (
     kernel_squares,
     kernels,
-    mean,
-    of_kernel,
     peer_tflops,
     select,
     squares,
@@ -33,6 +29,7 @@ from benchmarks.suites.suites import LADDER_SIZES
 
 PAGE = ROOT / "docs" / "kernels" / "ladder.md"
 SIZE = LADDER_SIZES[-1]  # m = n = k, where kernels are compared
+SHOWN = 512, SIZE  # of the table of kernels
 MISSING = dict.fromkeys(("tflops", "ratio"))  # a row that was not measured
 
 # The columns of the table by size: a name, the dtype and the precision.
@@ -72,27 +69,21 @@ def write_source(measured: dict) -> str:
 
 
 def write_rungs(measured: dict) -> str:
-    """Every kernel: its squares, and how often `auto` picked it.
-
-    A kernel that is measured for the course alone is left out.
-    """
+    """Every kernel that the course does not have and that multiplies squares."""
     rows = []
     for kernel in kernels():
-        path, idea = source_of(kernel)
         by_size = kernel_squares(measured["rows"], kernel)
-        if kernel in rungs() and not by_size:
+        if kernel in rungs() or not by_size:
             continue
+        path, idea = source_of(kernel)
         at = by_size.get(SIZE, MISSING)
-        picked = select(of_kernel(measured["rows"], kernel), algorithm="auto", variant="plain")
         rows.append(
             {
                 "kernel": f"`{kernel}`",
                 "idea": f"[{idea}](../../{path.relative_to(ROOT)})",
-                **{str(n): by_size.get(n, MISSING)["tflops"] for n in LADDER_SIZES},
+                **{str(n): by_size.get(n, MISSING)["tflops"] for n in SHOWN},
                 "of the peak": figure(at["tflops"] and at["tflops"] / peak(kernel), ".2f"),
                 "of cuBLAS": figure(at["ratio"], ".2f"),
-                "picked by `auto`": len(picked),
-                "then of cuBLAS": figure(mean(row["ratio"] for row in picked), ".2f"),
             }
         )
     return table(2, rows)
@@ -108,16 +99,6 @@ def write_roofline(measured: dict) -> str:
         f"- memory: a copy of {moved / 1e6:.0f} MB at {rate / 1e12:.2f} TB/s;\n"
         f"- both meet at {PEAK:.1f} / {rate / 1e12:.2f} = {PEAK * 1e12 / rate:.1f} FLOP a byte."
     )
-
-
-def write_loads(measured: dict) -> str:
-    rows = []
-    for m, n in THREAD_TILES:
-        fed = Tile(m, n, m, n).fed
-        row = {"elements of C a thread": f"{m} x {n}", "numbers loaded": m + n, "FMAs": m * n}
-        row |= {"FMAs fed in a cycle": f"{fed:.0f}", f"of {LANES}": f"{min(1, fed / LANES):.2f}"}
-        rows.append(row)
-    return table(1, rows)
 
 
 def write_traffic(measured: dict) -> str:
@@ -157,15 +138,14 @@ def write_tiles(measured: dict) -> str:
 
 
 def write_sizes(measured: dict) -> str:
-    """`auto` by size, each time with the peer that was measured beside it."""
+    """`auto` by size, with the ratio to the peer that was measured beside it."""
     ways = {name: squares(measured["rows"], "auto", *way) for name, way in WAYS.items()}
     rows = []
     for size in sorted({size for found in ways.values() for size in found}):
         line: dict = {"m = n = k": size}
         for name, found in ways.items():
             row = found.get(size, MISSING)
-            line |= {name: row["tflops"], (name, "cuBLAS"): row["tflops"] and peer_tflops(row)}
-            line[name, "ratio"] = figure(row["ratio"], ".2f")
+            line |= {name: row["tflops"], (name, "ratio"): figure(row["ratio"], ".2f")}
         rows.append(line)
     return table(0, rows)
 
@@ -186,7 +166,6 @@ BLOCKS = {
     "source": write_source,
     "rungs": write_rungs,
     "roofline": write_roofline,
-    "loads": write_loads,
     "traffic": write_traffic,
     "tiles": write_tiles,
     "fp16_peer": write_fp16_peer,

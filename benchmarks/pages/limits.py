@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from benchmarks import ROOT
 from benchmarks.pages.markdown import figure, table
-from benchmarks.pages.rows import mean, select
+from benchmarks.pages.rows import mean, mean_and_spread, select, spread
 from benchmarks.survey import regimes
 
 PAGE = ROOT / "docs" / "guide" / "limits.md"
@@ -38,25 +38,12 @@ def small_batches(rows: Iterable[dict], least: int, most: int) -> list[dict]:
     return [row for row in rows if all(least <= row[side] <= most for side in ("m", "n", "k"))]
 
 
-def _mean_and_spread(rows: list[dict]) -> str:
-    """The ratios of these rows: the mean, and the least and the most if there are several."""
-    if not rows:
-        return "-"
-    ratios = [row["ratio"] for row in rows]
-    return f"{mean(ratios):.2f}" + (f", {_spread(ratios)}" if len(rows) > 1 else "")
-
-
-def _spread(values: list[float]) -> str:
-    least, most = f"{min(values):.2f}", f"{max(values):.2f}"
-    return least if least == most else f"{least} to {most}"
-
-
 def _ratios(lines: dict[str, list[dict]]) -> str:
     """A table with a line for each kind of product that was measured."""
     return table(
         1,
         [
-            {"products": what, "measured": len(rows), "ratio": _mean_and_spread(rows)}
+            {"products": what, "measured": len(rows), "ratio": mean_and_spread(rows)}
             for what, rows in lines.items()
             if rows
         ],
@@ -109,7 +96,7 @@ def write_float32(measured: dict) -> str:
     for what, rows in fp32.items():
         line = {"products": what}
         for name, found in (('`"fp32"`', rows), ('`"ieee"`', ieee.get(what, []))):
-            line |= {(name, "measured"): len(found) or "-", name: _mean_and_spread(found)}
+            line |= {(name, "measured"): len(found) or "-", name: mean_and_spread(found)}
         lines.append(line)
     return table(1, lines)
 
@@ -155,23 +142,22 @@ def write_16bit(measured: dict) -> str:
     )
     if copied:
         told += (
-            f"\n\n1 to 16 rows of large weights: {_spread(copied)} of the "
+            f"\n\n1 to 16 rows of large weights: {spread(copied)} of the "
             "rate of a copy of as many bytes."
         )
     return told
 
 
 def write_energy(measured: dict) -> str:
-    """GFLOP/s per watt of 16-bit floats, ours and cuBLAS's, by size."""
+    """GFLOP/s per watt of large products of 16-bit floats, over cuBLAS's."""
     rows = [row for row in auto(measured, "mma_square") if row["gflops_per_watt"]]
-    lines = []
-    for size in sorted({row["m"] for row in rows}):
-        line = {"M = N = K": size}
-        for name, field in (("ours", "gflops_per_watt"), ("cuBLAS", "peer_gflops_per_watt")):
-            found = [row[field] for row in select(rows, m=size)]
-            line[name] = f"{min(found):.0f} to {max(found):.0f}"
-        lines.append(line)
-    return table(0, lines)
+    if not rows:
+        return "The energy of products was not measured."
+    ratios = [row["gflops_per_watt"] / row["peer_gflops_per_watt"] for row in rows]
+    return (
+        f"Squares from {min(row['m'] for row in rows)} on have {spread(ratios)} of cuBLAS's "
+        "GFLOP/s per watt."
+    )
 
 
 def write_random(surveys: dict[str, dict]) -> str:

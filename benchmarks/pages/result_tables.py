@@ -1,7 +1,10 @@
 """Writes docs/kernels/results.md, and the site's pages that have every row of the results."""
 
+import re
+
 from benchmarks.gemm.means import MEAN_OF, asked
 from benchmarks.pages.markdown import figure, measured_on, table
+from benchmarks.pages.rows import mean_and_spread, select, spread
 from benchmarks.suites.suites import SUITES
 
 # A page for each kind of product: its title, and the dtypes and the precision of its rows.
@@ -12,21 +15,26 @@ FAMILIES = {
     "results_16bit": ("bfloat16 and float16", ("bfloat16", "float16"), "fp32"),
 }
 MEANS_PAGE = "results_means"
+# What the names of rows of benchmarks.suites.layers lose, so that rows of one kind share a line.
+MERGED = {
+    "mixed": r" [NT]{2}$|(?<=x 256) x \d+$",  # the layout; K of a router
+    "pointwise": r" x \d+ x \d+, \w+$",  # the size of the image, and the memory format
+    "grouped": r", (equal|Zipf), [NT]{2}$",
+    "attention": r"^[\dx ]+, ",  # the shape
+    "decode": r"^.* of \d+ x \d+, ",  # the same
+}
 SOURCE = "[hopper.json](../../benchmarks/results/hopper.json)"
 INTRO = f"""# Results
 
-[benchmarks.pages](../../benchmarks/pages/__main__.py) writes this page from {SOURCE}.
+[benchmarks.pages](../../benchmarks/pages/__main__.py) writes this page.
 
 Each product of the [suites](../../benchmarks/suites/suites.py) is timed alternately with its peer,
 PyTorch's product of the same operands. If a name does not say otherwise, operands are random normal
 numbers. They are not in L2. Results are [compared](../../benchmarks/gemm/check.py) with float64.
 
-The tables have means of `auto`. The site's pages *Results, fp32* to *Results, 16-bit floats* have
-every row with its kernel and tile, and *Results, means* every kernel by name."""
-MEANS = """## Geometric means
-
-A ratio is the peer's time divided by ours, above 1 if torch_tiled is faster. *Of a copy* is the
-time of a copy of as many bytes, divided by ours."""
+[Limits](../guide/limits.md) has the means of `auto` by kind of product, and {SOURCE} every row. The
+site's pages *Results, fp32* to *Results, 16-bit floats* show the rows with their kernels and tiles,
+and *Results, means* the means of each suite, of `auto` and of every kernel by name."""
 COLUMNS = """\
 | column | meaning |
 | --- | --- |
@@ -38,22 +46,11 @@ COLUMNS = """\
 | error | relative Frobenius error against float64 |"""
 
 
-def write_means(measured: dict) -> str:
-    """The text of docs/kernels/results.md."""
+def write_about(measured: dict) -> str:
+    """The part of docs/kernels/results.md on the products, by benchmarks.gemm."""
     header = measured["header"]
     command = f"```sh\npython -m benchmarks.gemm {_options(header)}\n```"
-    parts = [INTRO, f"{measured_on(header)} with:", command, MEANS]
-    for title, dtypes, precision in FAMILIES.values():
-        means = [
-            mean
-            for mean in header["geometric_means"]
-            if mean["algorithm"] == "auto"
-            and mean["dtype"] in dtypes
-            and mean["precision"] == precision
-        ]
-        if means:
-            parts += [f"### {title}", _means_of_auto(means)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([INTRO, f"{measured_on(header)} with:", command]) + "\n"
 
 
 def write_rows(measured: dict) -> dict[str, str]:
@@ -119,21 +116,6 @@ def _rows(rows: list[dict]) -> str:
     return table(4, lines)
 
 
-def _means_of_auto(means: list[dict]) -> str:
-    """A short table of means of one kind of products."""
-    copied = any(mean["of_copy"] for mean in means)
-    many = len({mean["dtype"] for mean in means}) > 1
-    lines = []
-    for mean in means:
-        variant = "" if mean["variant"] == "plain" else mean["variant"]
-        name = [mean["suite"], mean["dtype"] if many else "", mean["group"], variant]
-        line = {"suite": ", ".join(filter(None, name)), "products": mean["rows"]}
-        line["ratio"] = f"{mean['ratio']:.2f}"
-        line |= {"of a copy": figure(mean["of_copy"], ".2f")} if copied else {}
-        lines.append(line)
-    return table(1, lines)
-
-
 def _means(measured: dict) -> str:
     """The means of every algorithm, with the kernels that ran."""
     lines = [
@@ -159,23 +141,19 @@ def _kernels(rows: list[dict], mean: dict) -> str:
 
 
 def write_layers(measured: dict, suite: str) -> str:
-    """A table of a suite of benchmarks.suites.layers."""
-    return table(
-        1,
-        [
-            {
-                "product": row["what"],
-                "us": row["us"],
-                "TFLOP/s": row["tflops"],
-                "PyTorch, us": row["peer_us"],
-                "ratio": f"{row['ratio']:.2f}",
-                "error": f"{row['error']:.1e}" if "error" in row else "-",
-                "PyTorch's": f"{row['peer_error']:.1e}" if "peer_error" in row else "-",
-            }
-            for row in measured["rows"]
-            if row["suite"] == suite
-        ],
-    )
+    """A table of a suite of benchmarks.suites.layers: a line for the rows of one kind."""
+    kinds: dict[str, list[dict]] = {}
+    for row in select(measured["rows"], suite=suite):
+        kinds.setdefault(re.sub(MERGED[suite], "", row["what"]), []).append(row)
+    lines = []
+    for what, rows in kinds.items():
+        line = {"product": what, "rows": len(rows)}
+        line["TFLOP/s"] = spread([row["tflops"] for row in rows], ".3g")
+        line["ratio"] = mean_and_spread(rows)
+        for name, field in (("error", "error"), ("PyTorch's", "peer_error")):
+            line[name] = figure(max(row.get(field, 0) for row in rows) or None, ".1e")
+        lines.append(line)
+    return table(1, lines)
 
 
 def write_host(measured: dict) -> str:

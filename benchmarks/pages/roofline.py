@@ -89,7 +89,5 @@ _REGISTERS |= dict.fromkeys(("register_tile", "vectorized", "double_buffered"), 
 TILED = {kernel: tile_of(kernel, registers) for kernel, registers in _REGISTERS.items()}
 # The tiles of the family tiled, which the pages compare.
 TILED_SIZES = {kernel: TILED[kernel] for kernel in ("tiled16", "tiled32", "tiled64")}
-# Elements of C a thread, for the table of what the load units feed.
-THREAD_TILES = ((1, 1), (4, 4), (8, 4), (8, 8), (8, 16))
 # The kernels that the model of traffic is for. naive has no tile: each thread reads for itself.
 TILES = {"naive": Tile(1, 1), **TILED_SIZES, "simt_tma": Tile(256, 128, 8, 16)}

@@ -70,3 +70,17 @@ def mean(values: Iterable[float]) -> float | None:
     """The geometric mean, or None if there is no value."""
     logs = [math.log(value) for value in values]
     return math.exp(math.fsum(logs) / len(logs)) if logs else None
+
+
+def mean_and_spread(rows: list[dict]) -> str:
+    """The ratios of these rows: the mean, and the least and the most if there are several."""
+    if not rows:
+        return "-"
+    ratios = [row["ratio"] for row in rows]
+    return f"{mean(ratios):.2f}" + (f", {spread(ratios)}" if len(rows) > 1 else "")
+
+
+def spread(values: list[float], form: str = ".2f") -> str:
+    """The least and the most of some values, or one number if both look the same."""
+    least, most = f"{min(values):{form}}", f"{max(values):{form}}"
+    return least if least == most else f"{least} to {most}"

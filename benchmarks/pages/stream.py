@@ -98,21 +98,6 @@ def write_source(measured: dict) -> str:
     return text
 
 
-def write_rates(measured: dict) -> str:
-    """TFLOP/s of the streamed product, of the one in the GPU and of peers."""
-    lines = []
-    for dtype, size in _kinds(measured):
-        ours = _row(measured, "stream", dtype, size)
-        line = {"dtype": dtype, "m = n = k": size, "streamed, TFLOP/s": ours["tflops"]}
-        for way in _present(measured):
-            if way not in PLANNED:
-                line[STYLES[way][0]] = _row(measured, way, dtype, size)["tflops"]
-        line["speed / that within the GPU"] = figure(ours["ratio"], ".2f")
-        line["transfers hidden"] = figure(hidden(measured, dtype, size), ".2f")
-        lines.append(line)
-    return table(1, lines)
-
-
 def _present(measured: dict) -> list[str]:
     """The ways that were measured."""
     present = {row["way"] for row in _products(measured)}
@@ -120,7 +105,7 @@ def _present(measured: dict) -> list[str]:
 
 
 def write_seconds(measured: dict) -> str:
-    """The seconds of every way with a plan, and what the plan predicted."""
+    """The seconds of every way with a plan, what the plan predicted, and what is hidden."""
     lines = []
     for dtype, size in _kinds(measured):
         line: dict = {"dtype": dtype, "m = n = k": size}
@@ -129,23 +114,10 @@ def write_seconds(measured: dict) -> str:
                 row = _row(measured, way, dtype, size)
                 predicted = figure((row["plan"] or {}).get("seconds"))
                 line[f"{STYLES[way][0]}, s"] = f"{figure(row['seconds'])} ({predicted})"
+        ratio = _row(measured, "stream", dtype, size)["ratio"]
+        line["speed / that within the GPU"] = figure(ratio, ".2f")
+        line["transfers hidden"] = figure(hidden(measured, dtype, size), ".2f")
         lines.append(line)
-    return table(1, lines)
-
-
-def write_errors(measured: dict) -> str:
-    """Errors of every way, and whether streamed results have the bits of the one in the GPU."""
-    lines = []
-    for dtype in dict.fromkeys(dtype for dtype, _ in _kinds(measured)):
-        found = {way: select(_products(measured), way=way, dtype=dtype) for way in STYLES}
-        line = {"dtype": dtype}
-        for way in _present(measured):
-            errors = sorted(row["error"] for row in found[way] if row["error"] is not None)
-            ends = dict.fromkeys(figure(x, ".1e") for x in errors[:1] + errors[-1:])
-            line[STYLES[way][0]] = " to ".join(ends) or "-"
-        bits = [x["equal"] for rows in found.values() for x in rows if x["equal"] is not None]
-        same = "-" if not bits else "equal" if all(bits) else "different"
-        lines.append(line | {"bits of streamed products": same})
     return table(1, lines)
 
 
@@ -191,8 +163,6 @@ def draw(measured: dict, path: Path) -> None:
 
 BLOCKS = {
     "stream_source": write_source,
-    "stream_rates": write_rates,
     "stream_seconds": write_seconds,
-    "stream_errors": write_errors,
     "stream_links": write_links,
 }

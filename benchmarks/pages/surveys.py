@@ -26,7 +26,8 @@ SURVEYS = """## The surveys
 
 *Mean* is geometric, and a column *below* has the share of products with a smaller ratio. *Over
 fastest* is the mean factor from the time of the fastest kernel of the product's order to that of
-the picked one. The site's page *Random products, by seed* has each seed by itself."""
+the picked one. The site's page *Random products, by seed* has each seed by itself, and what
+products would lose without each kernel."""
 BY_REGIME = f"""## Regimes
 
 Each cell has the mean ratio of all seeds on a GPU, and the share of products with a ratio below
@@ -56,18 +57,11 @@ def write(found: dict[str, dict]) -> str:
     if not found:
         return f"{INTRO}\n\n{NOTHING}\n"
     parts = [INTRO, SHOWN, SURVEYS, _surveys(found), BY_REGIME, _regimes(found)]
-    beside = {name: survey for name, survey in found.items() if survey["header"]["beside"]}
-    if beside:
-        parts.append(WITHOUT_EACH)
-    for name, survey in beside.items():
-        header, rows = survey["header"], survey["rows"]
-        about = f"{len(rows)} products of [seed {header['seed']}]({_file(name)}), {_gpu(survey)}:"
-        parts += [f"### {kind(header)}", about, table(1, without_each(rows))]
     return "\n\n".join(parts) + "\n"
 
 
 def write_seeds(found: dict[str, dict]) -> dict[str, str]:
-    """The site's page with the regimes of every survey, by its name."""
+    """The site's page of every survey: its regimes, and what each kernel is worth."""
     parts = ["# Random products, by seed", "[Random products](random.md) explains the columns."]
     for name, survey in found.items():
         header = survey["header"]
@@ -76,6 +70,12 @@ def write_seeds(found: dict[str, dict]) -> dict[str, str]:
         about += "this way of timing."
         parts += [f"## {kind(header)}, seed {header['seed']}", about]
         parts.append(table(1, regimes(survey["rows"])))
+    beside = [survey for survey in found.values() if survey["header"]["beside"]]
+    if beside:
+        parts.append(WITHOUT_EACH)
+    for survey in beside:
+        about = f"{kind(survey['header'])}, seed {survey['header']['seed']}, {_gpu(survey)}"
+        parts += [f"### {about}", table(1, without_each(survey["rows"]))]
     return {SEEDS_PAGE: "\n\n".join(parts) + "\n"}
 
 

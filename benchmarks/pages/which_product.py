@@ -1,18 +1,17 @@
-"""The generated parts of docs/guide/which_product.md and from_tf32.md: tables and a plot."""
+"""The generated parts of docs/guide/which_product.md: tables and a plot."""
 
 from pathlib import Path
 
 from benchmarks import ROOT
 from benchmarks.pages import plots
 from benchmarks.pages.markdown import figure, table
-from benchmarks.pages.rows import peer_tflops, select, squares
+from benchmarks.pages.rows import select, spread
 
-GUIDE = ROOT / "docs" / "guide"
-PAGE, TF32_PAGE = GUIDE / "which_product.md", GUIDE / "from_tf32.md"
+PAGE = ROOT / "docs" / "guide" / "which_product.md"
 
-LEAST_TF32 = 1024  # the smallest size of the table about TF32
 # Operands for which a result can be exact, and a Gram matrix, which can be symmetric.
 EXACT = ("one-hot rows", "a permutation", "integers above 2^11")
+SHOWN = EXACT[0], EXACT[2]  # a permutation has one-hot rows
 GRAM = "a @ a.T"
 NORMAL = "normal"
 COARSE = 1e-4  # the error of a way that rounds factors to 11 bits is larger
@@ -60,7 +59,7 @@ def write_exact(measured: dict) -> str:
     lines = [
         {
             "way": _title(way),
-            **{kind: _share(_of(rows, way=way, operands=kind), "inexact") for kind in EXACT},
+            **{kind: _share(_of(rows, way=way, operands=kind), "inexact") for kind in SHOWN},
             f"`{GRAM}`: not symmetric": _share(_of(rows, way=way, operands=GRAM), "asymmetric"),
         }
         for way in _ways(rows)
@@ -73,15 +72,14 @@ def _sizes(rows: list[dict]) -> list[int]:
 
 
 def write_choice(measured: dict) -> str:
-    """The time of each way by size, and its errors at the largest size."""
+    """The rate of each way by size, and its errors at the largest size."""
     rows = select(measured["rows"], kind="speed")
     sizes, lines = _sizes(rows), []
     for way in _ways(rows):
         line = {"way": _title(way)}
         for size in sizes:
             row = _of(rows, way=way, size=size)
-            cell = f"{row['us']:.0f}, {row['tflops']:.3g}" if row else "-"
-            line[f"{size}: us, TFLOP/s"] = cell
+            line[f"{size}: TFLOP/s"] = row and row["tflops"]
         line[f"error, {size}"] = f"{row['error']:.1e}" if row else "-"
         line[f"componentwise, {size}"] = _short(row["componentwise_u"]) if row else "-"
         lines.append(line)
@@ -113,39 +111,28 @@ def _kinds(rows: list[dict]) -> list[str]:
 
 
 def write_cost(measured: dict) -> str:
-    """What "fp32" flags of each kind of operands, and times over those of normal operands."""
+    """What "fp32" flags of some kinds of operands, and times over those of normal operands.
+
+    The other kinds of operands share a sentence.
+    """
     rows = select(measured["rows"], kind="hard")
     timed = ("torch_tiled fp32", "torch_tiled tf32", "torch_tiled ieee", "cuBLAS SGEMM")
-    lines = []
+    lines, others = [], []
     for kind in _kinds(rows):
-        if kind != NORMAL:
-            found = {way: _of(rows, way=way, operands=kind) for way in timed}
-            line = {"operands": kind, "flagged": _share(found[timed[0]], "flagged")}
-            for way, row in found.items():
-                line[_title(way)] = figure(row and row["us"] / row["normal_us"], ".2f")
-            lines.append(line)
-    return table(1, lines)
-
-
-def write_tf32(measured: dict) -> str:
-    """cuBLAS's TF32 and float32, and `"fp32"`, by size: errors, then speeds."""
-    fp32, tf32 = (squares(measured["rows"], "auto", "float32", way) for way in ("fp32", "tf32"))
-    lines = []
-    for size in sorted(fp32.keys() & tf32.keys()):
-        if size >= LEAST_TF32:
-            ours, rounded = fp32[size], tf32[size]
-            lines.append(
-                {
-                    "m = n = k": size,
-                    "error: cuBLAS, TF32": f"{rounded['peer_error']:.1e}",
-                    "error: cuBLAS, float32": f"{ours['peer_error']:.1e}",
-                    'error: `"fp32"`': f"{ours['error']:.1e}",
-                    "TFLOP/s: cuBLAS, TF32": peer_tflops(rounded),
-                    "TFLOP/s: cuBLAS, float32": peer_tflops(ours),
-                    'TFLOP/s: `"fp32"`': ours["tflops"],
-                }
-            )
-    return table(0, lines)
+        if kind == NORMAL:
+            continue
+        found = {way: _of(rows, way=way, operands=kind) for way in timed}
+        times = {way: row and row["us"] / row["normal_us"] for way, row in found.items()}
+        flagged = _share(found[timed[0]], "flagged")
+        if flagged == "0":
+            others += [time for time in times.values() if time]
+        else:
+            shown = {_title(way): figure(time, ".2f") for way, time in times.items()}
+            lines.append({"operands": kind, "flagged": flagged, **shown})
+    if not others:
+        return table(1, lines)
+    told = f"Other operands flag nothing and take {spread(others)} times as long."
+    return f"{table(1, lines)}\n\n{told}"
 
 
 def draw(measured: dict, path: Path) -> None:
@@ -180,4 +167,3 @@ BLOCKS = {
     "hard": write_hard,
     "cost": write_cost,
 }
-TF32_BLOCKS = {"tf32": write_tf32}

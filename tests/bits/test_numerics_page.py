@@ -234,15 +234,9 @@ def half_of_k_zero(m, k, n):
     return a, b
 
 
-def decayed_weights(m, k, n):
-    a, b = half_of_the_rows_zero(m, k, n)
-    return a, torch.where(torch.rand(k, n) < 0.01, 1e-8 * b, b)
-
-
 # The names are those in the page's table.
 STRUCTURES = {
     "rows of the identity": identity,
-    "rows of a permutation": permutation,
     "rows of a diagonal matrix": diagonal,
     "interpolation": interpolation,
     "peaked softmax": softmax,
@@ -250,18 +244,17 @@ STRUCTURES = {
     "Gram matrix": gram,
     "half of a's rows are 0": half_of_the_rows_zero,
     "half of K is 0 in both": half_of_k_zero,
-    "half of a's rows are 0, 1 % of b decayed": decayed_weights,
 }
-LENGTHS, SEEDS, SIZE = (256, 1024), 32, 32  # of K; products; M and N
+K, SEEDS, SIZE = 1024, 32, 32  # K; products; M and N
 
 
-def measured(name, k):
+def measured(name):
     """Means over seeds: the relative Frobenius errors of `"ieee"` and of fp16x3, in units of 1e-7,
     and the percentage of elements that fp16x3 flags."""
     theirs = ours = flagged = 0.0
     for seed in range(SEEDS):
         torch.manual_seed(seed)
-        a, b = STRUCTURES[name](SIZE, k, SIZE)
+        a, b = STRUCTURES[name](SIZE, K, SIZE)
         exact = product(a, b)
         theirs += 1e7 * relative_error(ieee(a, b), exact) / SEEDS
         ours += 1e7 * relative_error(torch_tiled.matmul(a, b, algorithm="fp16x3"), exact) / SEEDS
@@ -271,7 +264,7 @@ def measured(name, k):
 
 
 def rows_of_the_page():
-    """The numbers of each structure: errors for each of LENGTHS, and percentages."""
+    """The numbers of each structure: two errors and a percentage."""
     section = re.search(r"^### Particular structures$(.*?)^#", PAGE.read_text(), re.M | re.S)[1]
     rows = re.findall(r"^\| ([^|`]+) \|((?: [\d.]+(?: %)? \|)+)$", section, re.M)
     return {name: [float(x) for x in re.findall(r"[\d.]+", cells)] for name, cells in rows}
@@ -280,21 +273,19 @@ def rows_of_the_page():
 def test_the_page_has_all_structures():
     rows = rows_of_the_page()
     assert rows.keys() == STRUCTURES.keys()
-    assert {len(row) for row in rows.values()} == {3 * len(LENGTHS)}
+    assert {len(row) for row in rows.values()} == {3}
 
 
-@pytest.mark.parametrize("k", LENGTHS)
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_errors_are_those_on_the_page(name, k):
+def test_errors_are_those_on_the_page(name):
     """The bits are specified, so errors move only where torch draws or exponentiates otherwise. Few
     large elements make up the error of lognormal operands, and so it moves most."""
-    place = 3 * LENGTHS.index(k)
-    expected = rows_of_the_page()[name][place : place + 3]
+    expected = rows_of_the_page()[name]
     margin = 0.5 if name == "lognormal, sigma 5" else 0.1
-    assert measured(name, k) == pytest.approx(tuple(expected), rel=margin, abs=0.05)
+    assert measured(name) == pytest.approx(tuple(expected), rel=margin, abs=0.05)
 
 
-@pytest.mark.parametrize("k", LENGTHS)
+@pytest.mark.parametrize("k", [256, 1024])
 def test_sums_of_one_product_lose_what_the_split_does(device, k):
     """The split loses 2 u of each factor, and lo times lo 4 u. The 1 of an identity loses nothing;
     for others one rounding and the truncation of `low` follow."""
@@ -399,10 +390,7 @@ def test_four_products_keep_the_part_that_three_lose(algorithm, large):
 
 
 def test_the_table_has_the_errors_of_the_study():
-    names = {"normal": "normal", "scales opposed by exp(2 N)": "scales opposed by exp(2 N)"}
-    names |= {
-        f"{part} parts times 2^12": f"{part} parts of size 2^12" for part in ("imaginary", "real")
-    }
+    names = {"normal": "normal", "imaginary parts times 2^12": "imaginary parts of size 2^12"}
     section = re.search(r"^## Complex numbers$(.*?)^## ", PAGE.read_text(), re.M | re.S)[1]
     found = re.findall(r"^\| ([^|\n]*)\| (\d+) \|((?: [\d.]+ \|){5})$", section, re.M)
     assert len(found) == 2 * len(names)
