@@ -26,7 +26,6 @@ from benchmarks.pages import (
     readme,
     result_tables,
     speed_plots,
-    stream_pipeline,
     which_product,
 )
 from benchmarks.pages import stream as stream_page
@@ -95,8 +94,8 @@ def drawings(results: Path) -> dict[Path, Callable[[Path], None]]:
         drawn[KERNELS / random_page.PLOT] = functools.partial(random_page.draw, surveys)
     if streamed := stream_page.read_results(results):
         drawn[stream_page.PLOT] = functools.partial(stream_page.draw, streamed)
-    drawn |= course.drawings(course.read_results(results))
-    return drawn | {stream_pipeline.PLOT: stream_pipeline.draw}
+    staircase = functools.partial(course.draw_staircase, course.read_results(results))
+    return drawn | {course.STAIRCASE: staircase}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The generated parts of docs/course: tables, drawings and the staircase.
+"""The generated parts of docs/course: tables and the staircase.
 
 They show course.json of benchmarks.studies.course and the sources of the kernels. A figure that the
 results lack is "-", and without the file every measured figure is.
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import ROOT
-from benchmarks.pages import course_drawings, plots
+from benchmarks.pages import plots
 from benchmarks.pages.course_kernels import LAYOUTS, SECTOR, SIZE, Rung, rungs
 from benchmarks.pages.files import read
 from benchmarks.pages.markdown import figure, measured_on, table
@@ -286,9 +286,3 @@ def blocks() -> dict[Path, dict[str, Callable[[dict], str]]]:
     every[pages()[2]]["reads"] = write_reads
     every[pages()[3]]["banks"] = write_banks
     return every | {INDEX: {"staircase": write_staircase, "source": write_source}}
-
-
-def drawings(measured: dict) -> dict[Path, Callable[[Path], None]]:
-    """What draws each plot of the course."""
-    every = {FOLDER / f"{name}.svg": draw for name, draw in course_drawings.DRAWINGS.items()}
-    return every | {STAIRCASE: functools.partial(draw_staircase, measured)}

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from benchmarks.pages import course, course_drawings, course_kernels, files
+from benchmarks.pages import course, course_kernels, files
 from benchmarks.pages.course_kernels import evaluate, rungs, words_by_bank
 from benchmarks.studies import course as study
 from torch_tiled._op import registry
@@ -26,9 +26,6 @@ def test_every_file_of_the_course_is_read():
     assert list(rungs()) == launchers
     assert set(launchers) <= registry.kernels().keys()
     assert list(course.pages()) == [1, 2, 3, 4, 5, 6, 7]
-    assert {f"{path.stem}.svg" for path in course.pages().values()} <= {
-        path.name for path in course.drawings({"header": None, "rows": [], "profiles": []})
-    }
 
 
 def test_constants_are_those_of_the_tile_that_float32_launches():
@@ -83,24 +80,6 @@ def test_conflicts_are_counted_by_bank():
 def test_a_product_s_stores_are_counted():
     """The first step of tiled32 at 64: 2 x 2 blocks, two steps, 32 stores of a warp for each."""
     assert course.stores(rungs()["tiled32"], 64) == {"NN": 8 * 64, "NT": 8 * (32 + 32 * 32)}
-
-
-def test_a_thread_s_elements_are_apart_as_the_kernel_has_them():
-    rung = rungs()["register_tile"]
-    rows, columns = course_drawings.elements(rung, 17)
-    assert rows == [4, 5, 6, 7, 68, 69, 70, 71] and columns[:4] == [4, 5, 6, 7]
-    every = [course_drawings.elements(rung, thread) for thread in range(rung.threads)]
-    places = {(row, column) for rows, columns in every for row in rows for column in columns}
-    assert len(places) == rung.m * rung.n == rung.threads * rung.per**2
-
-
-def test_the_steps_of_two_stages_overlap_and_those_of_one_do_not():
-    (_, first, *_), (_, second, *_) = (spans[0] for spans in course_drawings.staged(1, 3, 1, 2))
-    assert (first, second) == (1, 3)
-    for stages, end in ((1, 9), (2, 7), (3, 7)):
-        loads, products = course_drawings.staged(stages, 3, 1, 2)
-        assert products[-1][1] == end
-        assert all(load[1] <= use[0] for load, use in zip(loads, products, strict=True))
 
 
 # --- Nsight Compute ------------------------------------------------------------------------------
