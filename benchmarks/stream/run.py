@@ -83,7 +83,7 @@ class Run:
 
     # --- memory and results ----------------------------------------------------------------------
 
-    def prepare(self, console) -> None:
+    def prepare(self) -> None:
         """Allocates and pins the memory of the largest product that the host has memory for."""
         itemsize = max(DTYPES[dtype].itemsize for dtype in self.args.dtype)
         start = time.perf_counter()
@@ -93,7 +93,7 @@ class Run:
                 self._pool = HostPool(nbytes)
                 break
             except RuntimeError as error:
-                console.print(f"{size}: {text_of(error)}", markup=False)
+                print(f"{size}: {text_of(error)}")
         self.header["touch_seconds"] = time.perf_counter() - start
         self.header["pin_seconds"] = self.header["not_pinned"] = None
         if self._pool is None:
@@ -108,9 +108,9 @@ class Run:
                 self._pool.unpin()
                 self.header["not_pinned"] = text_of(error)
         told = {name: self.header[f"{name}_seconds"] for name in ("touch", "pin")}
-        console.print(f"3 x {nbytes / 2**30:.3g} GiB of the host, seconds: {told}", markup=False)
+        print(f"3 x {nbytes / 2**30:.3g} GiB of the host, seconds: {told}")
         if self.header["not_pinned"]:
-            console.print(self.header["not_pinned"], markup=False)
+            print(self.header["not_pinned"])
 
     def close(self) -> None:
         """Writes the results, and gives pinned memory back."""

@@ -31,7 +31,7 @@ def make_run():
         args = {"sizes": [20], "dtype": ["float32"], "peers": ["in_core"], "budget": 1 << 24}
         args |= {"repeats": 1, "device": "cpu", "json": None} | options
         run = Run(argparse.Namespace(**args), {})
-        run.prepare(bench_stream.make_console())
+        run.prepare()
         return run
 
     return make
@@ -76,7 +76,7 @@ def test_a_run_has_a_row_for_each_way_dtype_and_size(bench):
     links = [row for row in rows if row["way"] == "link"]
     assert [row["direction"] for row in links] == ["in", "out", "both"]
     assert all(row["gb_per_second"] > 0 for row in links)
-    assert "[13/13] pageable bfloat16 33" in output and "copies" in output
+    assert "[13/13] pageable bfloat16 33" in output and "copies in out both" in output
 
 
 def test_options_choose_the_rows(bench):
@@ -111,7 +111,7 @@ def test_a_way_that_fails_has_a_row_and_the_others_go_on(bench, monkeypatch):
     failures = {row["way"]: row["failure"] for row in results["rows"] if row["failure"]}
     assert status == 1
     assert failures == dict.fromkeys(("link", "loop", "loop_tf32"), "RuntimeError: no luck")
-    assert "loop float32 20 failed: RuntimeError: no luck" in output
+    assert "loop failed: RuntimeError: no luck; loop_tf32 failed: " in output
     whole = {"stream", "in_core", "pageable"}
     assert {row["way"] for row in results["rows"] if not row["failure"]} == whole
 

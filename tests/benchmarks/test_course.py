@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from benchmarks.pages import course, course_kernels, files
-from benchmarks.pages.course_kernels import evaluate, rungs, words_by_bank
+from benchmarks.pages.course_kernels import rungs, words_by_bank
 from benchmarks.studies import course as study
 from torch_tiled._op import registry
 
@@ -50,13 +50,6 @@ def test_reads_are_those_of_the_tile():
     assert rungs()["tiled16"].reads == 2 / 16
     assert course.model_gigabytes(rungs()["tiled32"], 1024) == pytest.approx(4 * 2**31 / 32 / 1e9)
     assert course.model_gigabytes(rungs()["tensor_core"], 64) == pytest.approx(2**18 / 64 / 1e9 * 2)
-
-
-@pytest.mark.parametrize("expression, value", [("(kM / 8) * kN", 96), ("kM + 4 % 3", 65)])
-def test_a_constant_expression_is_evaluated(expression, value):
-    assert evaluate(expression, {"kM": 64, "kN": 12}) == value
-    with pytest.raises(ValueError, match="is no expression of integers"):
-        evaluate("sizeof(x).y", {})
 
 
 def test_conflicts_are_counted_by_bank():
@@ -163,13 +156,6 @@ def test_a_kernel_that_ncu_does_not_show_is_told_in_a_sentence():
 
 
 @pytest.mark.parametrize(
-    "text, value", [("1,234.5", 1234.5), ("n/a", None), ("nan", None), ("", None)]
-)
-def test_a_value_of_ncu_is_a_number_or_nothing(text, value):
-    assert study.number(text) == value
-
-
-@pytest.mark.parametrize(
     "installed, outcome, sentence",
     [
         (None, None, "ncu is not installed"),
@@ -243,15 +229,11 @@ def test_the_pages_show_what_was_measured(measured):
     stairs = course.write_staircase(measured)
     assert "| 3. [`padded32`](03_bank_conflicts.md) | 4 | 0.08 | 1.33 |" in stairs
     assert "counted products of 64 cubed" in course.write_source(measured)
-
-
-def test_the_model_is_of_the_size_that_was_counted(measured):
     sectors = {"l2_read_sectors": 10**6, "dram_read_sectors": 5 * 10**5}
     measured["profiles"] = [each | sectors for each in measured["profiles"]]
     measured["header"]["profile_size"] = 1000
     row = "| `tiled32` | 2 | registers, threads | 32 | 8192 | 520 | 3 | 0.25 | 0.032 | 0.016 |"
-    assert row in course.write_reads(measured)
-    assert "| GB from L2, DRAM | 0.032, 0.016 |" in course.write_step(1, measured)
+    assert row in course.write_reads(measured)  # the model is of the size that was counted
 
 
 def test_pages_without_results_have_no_figure(tmp_path):
@@ -262,14 +244,6 @@ def test_pages_without_results_have_no_figure(tmp_path):
     (tmp_path / "course.json").write_text("[]")
     with pytest.raises(files.ResultsError, match="is no results file"):
         course.read_results(tmp_path)
-
-
-def test_the_staircase_has_a_bar_for_each_kernel_and_cublas(measured, tmp_path):
-    pytest.importorskip("matplotlib", reason="plots need matplotlib")
-    course.draw_staircase(measured, tmp_path / "stairs.svg")
-    text = (tmp_path / "stairs.svg").read_text()
-    assert all(f"{rung.step:02} {name}<" in text for name, rung in rungs().items())
-    assert "cuBLAS" in text and "NVIDIA H200" in text
 
 
 def test_pages_have_few_words():
