@@ -42,6 +42,14 @@ def test_gradients_of_mixed_products_are_rounded_once(a_shape, b_shape, kind, de
     for x, found, exact in zip((a, b), grads, expected, strict=True):
         assert torch.equal(found, exact.to(x.dtype))
 
+    def multiply(x, y, **out):
+        return torch.func.jvp(
+            lambda x: torch_tiled.matmul(x, y, **out, **options), (x,), (torch.ones_like(x),)
+        )
+
+    (_, tangent), (_, exact) = multiply(a, b, out_dtype=out_dtype), multiply(*wide)
+    assert torch.equal(tangent, exact.to(out_dtype))
+
 
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
 @pytest.mark.parametrize("kind", MIXED)
