@@ -7,8 +7,8 @@ The folder has hopper.json, float64.json and complex.json of benchmarks.gemm, er
 benchmarks.studies.errors, which_way.json of benchmarks.studies.which_way, front_page.json of
 benchmarks.suites.front_page, host.json of benchmarks.suites.host, layers.json of
 benchmarks.suites.layers, any number of
-survey_<precision or dtype>_<seed>.json of benchmarks.survey, and if they were measured course.json
-of benchmarks.studies.course, and stream.json and stream_peers.json of benchmarks.stream.
+survey_<precision or dtype>_<seed>.json of benchmarks.survey, course.json of
+benchmarks.studies.course, and stream.json and stream_peers.json of benchmarks.stream.
 tests/benchmarks/test_pages.py fails if a page differs from these. tools/result_pages.py adds pages
 with every row to the site.
 """
@@ -47,6 +47,7 @@ PLOTS = {
     KERNELS / "complex_sizes.svg": ("complex", speed_plots.draw_complex_sizes),
     KERNELS / "attention.svg": ("layers", speed_plots.draw_attention),
     which_product.PAGE.with_suffix(".svg"): ("which_way", which_product.draw),
+    course.STAIRCASE: ("course", course.draw_staircase),
 }
 
 
@@ -64,18 +65,15 @@ def texts(results: Path) -> dict[Path, str]:
         (README, "front_page", readme.BLOCKS),
         *((page, name, source) for name, page in SUITES.items()),
         (KERNELS / "layers.md", "layers", source | layers),
+        *((page, "course", writers) for page, writers in course.blocks().items()),
     ]
     pages, cached = {}, functools.cache(read)
     for page, name, writers in blocks:
         file = results / f"{name}.json"
         pages[page] = with_blocks(page, written(str(file), writers, cached(file)))
-    learned = course.read_results(results)
-    for page, writers in course.blocks().items():
-        tables = written(f"{results}/course.json", writers, learned)
-        pages[page] = with_blocks(page, tables)
-    if streamed := stream_page.read_results(results):
-        tables = written(f"{results}/stream*.json", stream_page.BLOCKS, streamed)
-        pages[stream_page.PAGE] = with_blocks(stream_page.PAGE, tables)
+    streamed = stream_page.read_results(results)
+    tables = written(f"{results}/stream*.json", stream_page.BLOCKS, streamed)
+    pages[stream_page.PAGE] = with_blocks(stream_page.PAGE, tables)
     hopper, host = results / "hopper.json", results / "host.json"
     means = written(str(hopper), {"means": result_tables.write_means}, cached(hopper))["means"]
     times = written(str(host), {"host": result_tables.write_host}, cached(host))["host"]
@@ -90,12 +88,12 @@ def drawings(results: Path) -> dict[Path, Callable[[Path], None]]:
         path: functools.partial(draw, read(results / f"{name}.json"))
         for path, (name, draw) in PLOTS.items()
     }
-    if surveys := random_page.surveys(results):
-        drawn[KERNELS / random_page.PLOT] = functools.partial(random_page.draw, surveys)
-    if streamed := stream_page.read_results(results):
-        drawn[stream_page.PLOT] = functools.partial(stream_page.draw, streamed)
-    staircase = functools.partial(course.draw_staircase, course.read_results(results))
-    return drawn | {course.STAIRCASE: staircase}
+    return drawn | {
+        KERNELS / random_page.PLOT: functools.partial(
+            random_page.draw, random_page.surveys(results)
+        ),
+        stream_page.PLOT: functools.partial(stream_page.draw, stream_page.read_results(results)),
+    }
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,7 +1,7 @@
 """The generated parts of docs/course: tables and the staircase.
 
 They show course.json of benchmarks.studies.course and the sources of the kernels. A figure that the
-results lack is "-", and without the file every measured figure is.
+results lack is "-".
 """
 
 import functools
@@ -12,7 +12,6 @@ from pathlib import Path
 from benchmarks import ROOT
 from benchmarks.pages import plots
 from benchmarks.pages.course_kernels import LAYOUTS, SECTOR, SIZE, Rung, rungs
-from benchmarks.pages.files import read
 from benchmarks.pages.markdown import figure, measured_on, table
 from benchmarks.pages.roofline import SMS, TILED_SIZES
 from benchmarks.pages.rows import peer_tflops, select
@@ -21,13 +20,6 @@ FOLDER = ROOT / "docs" / "course"
 INDEX = FOLDER / "index.md"
 STAIRCASE = FOLDER / "staircase.svg"
 MEMORIES = ("l2", "dram")
-STUDY = "python -m benchmarks.studies.course"
-
-
-def read_results(results: Path) -> dict:
-    """course.json, or results without a row if it was not measured. Raises ResultsError."""
-    path = results / "course.json"
-    return read(path) if path.exists() else {"header": None, "rows": [], "profiles": []}
 
 
 def pages() -> dict[int, Path]:
@@ -72,10 +64,6 @@ def _gigabytes(measured: dict, kernel: str, layout: str, memory: str) -> float |
     row = _row(measured, kernel, layout, "profiles")
     counted = row and row[f"{memory}_read_sectors"]
     return counted and counted * SECTOR / 1e9
-
-
-def profiled_size(measured: dict) -> int:
-    return measured["header"]["profile_size"] if measured["header"] else SIZE
 
 
 def model_gigabytes(rung: Rung, size: int) -> float:
@@ -168,7 +156,7 @@ def write_reads(measured: dict) -> str:
     for name, tile in TILED_SIZES.items():
         limits = tile.limits()
         blocks = min(limits.values())
-        size = profiled_size(measured)
+        size = measured["header"]["profile_size"]
         rows.append(
             {
                 "kernel": f"`{name}`",
@@ -205,7 +193,7 @@ def write_banks(measured: dict) -> str:
     rows = []
     for name in ("tiled32", "padded32"):
         rung = rungs()[name]
-        by_pitch = stores(rung, profiled_size(measured))
+        by_pitch = stores(rung, measured["header"]["profile_size"])
         for layout in LAYOUTS:
             counted = _profile(measured, name, layout, "store_wavefronts")
             rows.append(
@@ -240,8 +228,6 @@ def write_staircase(measured: dict) -> str:
 
 
 def write_source(measured: dict) -> str:
-    if measured["header"] is None:
-        return f"Not measured yet: `{STUDY}` does it."
     header = measured["header"]
     size = header["profile_size"]
     return f"{measured_on(header)}; Nsight Compute counted products of {size} cubed."
@@ -272,9 +258,7 @@ def draw_staircase(measured: dict, path: Path) -> None:
         axes.grid(False, axis="x")
     if peers:
         panels[0].legend(loc="center left")
-    header = measured["header"]
-    where = header["device"] if header else "not measured yet"
-    figure_.suptitle(f"{SIZE} x {SIZE} x {SIZE}, {where}")
+    figure_.suptitle(f"{SIZE} x {SIZE} x {SIZE}, {measured['header']['device']}")
     plots.save(figure_, path)
 
 

@@ -191,7 +191,7 @@ class Run:
         )
         self.save()
 
-    def decline(self, job: Job, why: str) -> None:
+    def _decline(self, job: Job, why: str) -> None:
         """Adds a row that says why there is none of a job."""
         if job.size is None:
             self._add_copy(job.way, None, Times(failure=why))
@@ -214,7 +214,7 @@ class Run:
                 self._unpin()
             do(job)
         except Exception as error:  # the run goes on, since it may be the only one
-            self.decline(job, text_of(error))
+            self._decline(job, text_of(error))
         finally:
             release(self.device)
 

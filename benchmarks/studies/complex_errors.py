@@ -27,7 +27,7 @@ from benchmarks.command import exit_with
 from benchmarks.gemm.check import full_precision_peer, reference
 from benchmarks.pages import plots
 from benchmarks.pages.rows import select
-from benchmarks.studies.errors import run, study
+from benchmarks.studies.errors import recomputed, run, study
 
 LARGE = 2.0**12
 STYLES = {  # of the ways to multiply; the vendor's is the first
@@ -88,12 +88,6 @@ def products(device):
     }
 
 
-def recomputed(a, b, device):
-    """The share of parts that the guard flags; 0 where the sum has no guard."""
-    values = torch_tiled.explain(a, b, **ours("fp32", device)).values
-    return values.get("recomputed", 0) / (2 * a.shape[0] * b.shape[1])
-
-
 def figures(result, exact):
     """The errors of a result."""
     of_parts = (
@@ -106,7 +100,7 @@ def figures(result, exact):
 
 def found_of(kind, a, b, exact, results):
     found = {way: figures(result, exact) for way, result in results.items()}
-    found["fp32"]["recomputed"] = recomputed(a, b, a.device.type)
+    found["fp32"]["recomputed"] = recomputed(a, b, **ours("fp32", a.device.type))
     return found
 
 

@@ -210,13 +210,9 @@ def main(argv: list[str] | None = None) -> int:
             header["profile"] = f"Nsight Compute counted {len(counted)} products"
         except NoProfile as error:
             header["profile"] = f"Nsight Compute counted {len(counted)} products: {error}"
-        unknown = [name for name in METRICS if counted and all(x[name] is None for x in counted)]
-        header["unknown_metrics"] = [METRICS[name] for name in unknown]
     print_results(args, found)
     if "profile" in header:
         print(f"{header['profile']}.")
-    for metric in header.get("unknown_metrics", []):
-        print(f"Nsight Compute knows no {metric} here.")
     return session.status(bool(found.refused))
 
 

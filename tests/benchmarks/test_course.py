@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from benchmarks.pages import course, course_kernels, files
+from benchmarks.pages import course, course_kernels
 from benchmarks.pages.course_kernels import rungs, words_by_bank
 from benchmarks.studies import course as study
 from torch_tiled._op import registry
@@ -234,16 +234,6 @@ def test_the_pages_show_what_was_measured(measured):
     measured["header"]["profile_size"] = 1000
     row = "| `tiled32` | 2 | registers, threads | 32 | 8192 | 520 | 3 | 0.25 | 0.032 | 0.016 |"
     assert row in course.write_reads(measured)  # the model is of the size that was counted
-
-
-def test_pages_without_results_have_no_figure(tmp_path):
-    nothing = course.read_results(tmp_path)
-    for step in course.pages():
-        assert not re.search(r"\| [^|a-z]*\d", course.write_step(step, nothing))
-    assert "Not measured yet" in course.write_source(nothing)
-    (tmp_path / "course.json").write_text("[]")
-    with pytest.raises(files.ResultsError, match="is no results file"):
-        course.read_results(tmp_path)
 
 
 def test_pages_have_few_words():
