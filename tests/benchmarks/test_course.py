@@ -64,10 +64,6 @@ def test_conflicts_are_counted_by_bank():
     assert padded.wavefronts("a", k_major=False) == 4
     tiled = rungs()["tiled32"]
     assert [tiled.wavefronts("b", k_major) for k_major in (False, True)] == [1, 32]
-    vectorized = rungs()["vectorized"]
-    assert vectorized.wavefronts("b", k_major=False) == 4  # 128 words at 32 a wavefront
-    assert vectorized.wavefronts("a", k_major=True) == 2
-    assert all(len(words) == 1 for words in vectorized.stored("a", k_major=True))
 
 
 def test_a_product_s_stores_are_counted():

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from helpers.compiling import BACKENDS
 from helpers.reference import FLOATS_16BIT, REAL, U, assert_same
 from helpers.rows import LAYOUTS
+from helpers.samples import op_db, widened
 from helpers.strategies import layouts, random_problems
 from helpers.thinning import each_value, pairwise
 from hypothesis import given
@@ -19,11 +20,6 @@ from torch.utils._pytree import tree_map
 
 from torch_tiled._op.namespace import operators
 from torch_tiled.nn import functional as ours
-
-op_db = pytest.importorskip(
-    "torch.testing._internal.common_methods_invocations",
-    reason="PyTorch's OpInfo database needs expecttest",
-).op_db
 
 NAMES = ["softmax", "log_softmax", "logsumexp", "sum", "mean", "cumsum"]
 NAMES += [
@@ -46,14 +42,6 @@ def is_float(x):
     return isinstance(x, torch.Tensor) and x.is_floating_point()
 
 
-def in_double(sample):
-    """The sample in float64, of numbers and of the dtype that it asks for."""
-    wide = sample.transform(lambda x: x.double() if is_float(x) else x)
-    if wide.kwargs.get("dtype") is not None:
-        wide.kwargs["dtype"] = torch.float64
-    return wide
-
-
 # --- PyTorch's samples and errors ----------------------------------------------------------------
 
 
@@ -74,7 +62,7 @@ def test_pytorch_s_own_samples(device, op, dtype, layout):
         assert found.is_contiguous()
         if op.name.endswith("rms_norm") and sample.kwargs.get("eps", None) is None:
             sample.kwargs["eps"] = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
-        wide = in_double(sample)
+        wide = widened(sample)
         exact = called(op.op, wide).to(found.dtype)
         tolerance = {}
         if op.name.endswith("cross_entropy") and dtype in FLOATS_16BIT and exact.numel():

@@ -1,12 +1,12 @@
 """Calls of reductions of a fixed order: autocast regions, dtypes and errors, beside PyTorch's."""
 
-import contextlib
 import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers.needs import needs_cuda
+from helpers.overriding import region as in_region
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_tiled.nn import functional as ours
@@ -50,19 +50,6 @@ def classes(x):
     return torch.zeros(3, dtype=torch.long, device=x.device)
 
 
-@contextlib.contextmanager
-def region(device, dtype):
-    """torch.autocast, which refuses CUDA on a machine without a GPU; none if dtype is None."""
-    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-    torch.set_autocast_enabled(device, dtype is not None)
-    torch.set_autocast_dtype(device, dtype or before[1])
-    try:
-        yield
-    finally:
-        torch.set_autocast_enabled(device, before[0])
-        torch.set_autocast_dtype(device, before[1])
-
-
 def outcomes(call, functions, device):
     """The dtypes of results; "error" if a parameter's dtype is refused, or "unknown"."""
     found = {}
@@ -84,7 +71,7 @@ REGIONS = pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16]
 @REGIONS
 @pytest.mark.parametrize("name", CALLS)
 def test_dtypes_are_pytorch_s(device, name, dtype):
-    with region(device, dtype):
+    with in_region(device, dtype):
         found, expected = (outcomes(CALLS[name], f, device) for f in (ours, Theirs()))
     if device == "cuda" and "norm" in name:  # PyTorch refuses float32 parameters of 16-bit tensors
         found = {key: "error" if expected[key] == "error" else x for key, x in found.items()}
@@ -95,7 +82,7 @@ def test_dtypes_are_pytorch_s(device, name, dtype):
 @pytest.mark.parametrize("name", CALLS)
 def test_dtypes_are_pytorch_s_on_a_gpu_that_is_not_there(name, dtype):
     """FakeTensors have the dtypes of CUDA tensors, by PyTorch's own list."""
-    with FakeTensorMode(), region("cuda", dtype):
+    with FakeTensorMode(), in_region("cuda", dtype):
         found, expected = (outcomes(CALLS[name], f, "cuda") for f in (ours, Theirs()))
     # PyTorch's fake kernels refuse no parameter.
     differ = {k: (x, expected[k]) for k, x in found.items() if x not in (expected[k], "unknown")}
@@ -106,7 +93,7 @@ def test_dtypes_are_pytorch_s_on_a_gpu_that_is_not_there(name, dtype):
 def test_autocast_casts_before_it_computes(device, name):
     x, weight = torch.randn(3, 4, device=device).bfloat16(), torch.rand(4, device=device)
     casts = device == "cuda" or "entropy" in name
-    with region(device, torch.bfloat16):
+    with in_region(device, torch.bfloat16):
         found = CALLS[name](ours, x, weight.bfloat16())
     weight = weight.bfloat16()
     wide = (x.float(), weight.float()) if casts else (x, weight)
