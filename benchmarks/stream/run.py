@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import time
 from functools import partial
 
 import torch
@@ -86,31 +85,19 @@ class Run:
     def prepare(self) -> None:
         """Allocates and pins the memory of the largest product that the host has memory for."""
         itemsize = max(DTYPES[dtype].itemsize for dtype in self.args.dtype)
-        start = time.perf_counter()
         for size in sorted(self.args.sizes, reverse=True):
-            nbytes = size**2 * itemsize
             try:
-                self._pool = HostPool(nbytes)
+                self._pool = HostPool(size**2 * itemsize)
                 break
             except RuntimeError as error:
                 print(f"{size}: {text_of(error)}")
-        self.header["touch_seconds"] = time.perf_counter() - start
-        self.header["pin_seconds"] = self.header["not_pinned"] = None
-        if self._pool is None:
-            return
-        if self.device.type == "cuda":
-            start = time.perf_counter()
+        if self._pool is not None and self.device.type == "cuda":
             try:
                 self._pool.pin()
-                self.header["pin_seconds"] = time.perf_counter() - start
                 self._is_pinned = True
             except RuntimeError as error:
                 self._pool.unpin()
-                self.header["not_pinned"] = text_of(error)
-        told = {name: self.header[f"{name}_seconds"] for name in ("touch", "pin")}
-        print(f"3 x {nbytes / 2**30:.3g} GiB of the host, seconds: {told}")
-        if self.header["not_pinned"]:
-            print(self.header["not_pinned"])
+                print(text_of(error))
 
     def close(self) -> None:
         """Writes the results, and gives pinned memory back."""

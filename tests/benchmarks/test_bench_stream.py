@@ -54,7 +54,6 @@ def test_a_run_has_a_row_for_each_way_dtype_and_size(bench):
     assert status == 0
     assert (header["sizes"], header["budget"], header["gpus"]) == ([20, 33], 10000000, 0)
     assert header["git_commit"] == "abc"
-    assert header["touch_seconds"] > 0 and header["pin_seconds"] is None
     products = [row for row in rows if row["way"] != "link"]
     ways = {"float32": ["stream", "in_core", "loop", "loop_tf32", "pageable"]}
     ways["bfloat16"] = [way for way in ways["float32"] if way != "loop_tf32"]
