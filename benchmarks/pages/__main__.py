@@ -3,12 +3,10 @@
     python -m benchmarks.pages
     python -m benchmarks.pages --results folder
 
-The folder has hopper.json, float64.json and complex.json of benchmarks.gemm, errors_hopper.json of
-benchmarks.studies.errors, which_way.json of benchmarks.studies.which_way, front_page.json of
-benchmarks.suites.front_page, host.json of benchmarks.suites.host, layers.json of
-benchmarks.suites.layers, any number of
-survey_<precision or dtype>_<seed>.json of benchmarks.survey, course.json of
-benchmarks.studies.course, and stream.json and stream_peers.json of benchmarks.stream.
+The folder has hopper.json, float64.json and complex.json of benchmarks.gemm, host.json, layers.json
+and front_page.json of benchmarks.suites, errors_*.json, complex_errors_*.json, which_way.json and
+course.json of benchmarks.studies, stream.json and stream_peers.json of benchmarks.stream, and any
+number of survey_<precision or dtype>_<seed>.json of benchmarks.survey.
 tests/benchmarks/test_pages.py fails if a page differs from these. tools/result_pages.py adds pages
 with every row to the site.
 """
@@ -21,6 +19,7 @@ from benchmarks import RESULTS, ROOT
 from benchmarks.command import Parser, exit_with
 from benchmarks.pages import (
     course,
+    error_plots,
     ladder,
     limits,
     readme,
@@ -41,6 +40,14 @@ SUITES = {"float64": KERNELS / "f64.md", "complex": KERNELS / "complex.md"}  # a
 PLOTS = {
     ROOT / "docs" / "speed.svg": ("hopper", speed_plots.draw_speed),
     ROOT / "docs" / "error.svg": ("errors_hopper", speed_plots.draw_error),
+    **{
+        ROOT / "docs" / "guide" / f"{name}_{device}.svg": (f"{name}_{device}", draw)
+        for name, draw in (
+            ("errors", error_plots.draw_study),
+            ("complex_errors", error_plots.draw_complex),
+        )
+        for device in ("cpu", "hopper")
+    },
     KERNELS / "ladder_rungs.svg": ("hopper", speed_plots.draw_kernels),
     KERNELS / "ladder_sizes.svg": ("hopper", speed_plots.draw_sizes),
     KERNELS / "f64_sizes.svg": ("float64", speed_plots.draw_f64_sizes),
