@@ -264,76 +264,39 @@ def test_bad_calls(call):
     assert_raises(f"{NAME}: {BAD_CALLS[call]}", eval, call, names)
 
 
-BAD_OPERANDS = {  # what replaces q, k, v or mask
-    "dtype": (
-        {"k": x(1, 2, 5, 8).double()},
+BAD_OPERANDS = {  # where query is (1, 4, 3, 8), key is (1, 2, 5, 8) and value is (1, 2, 5, 6)
+    "k=k.double()": (
         "key is torch.float64; query, key and value must be torch.float32, torch.bfloat16 or "
-        "torch.float16",
+        "torch.float16"
     ),
-    "dtypes": (
-        {"v": x(1, 2, 5, 6).half()},
+    "v=v.half()": (
         "value is torch.float16 and query is torch.float32; query, key and value must have one "
-        "dtype",
+        "dtype"
     ),
-    "rank": (
-        {"v": x(2, 5, 6)},
-        "query is (1, 4, 3, 8), key is (1, 2, 5, 8) and value is (2, 5, 6); each must have 4 "
-        "dimensions: batch, heads, rows and columns",
-    ),
-    "batch": (
-        {"k": x(2, 2, 5, 8)},
-        "query is (1, 4, 3, 8), key is (2, 2, 5, 8) and value is (1, 2, 5, 6); their batches "
-        "must be equal",
-    ),
-    "heads of v": (
-        {"v": x(1, 4, 5, 6)},
-        "query is (1, 4, 3, 8), key is (1, 2, 5, 8) and value is (1, 4, 5, 6); key and value "
-        "must have as many heads",
-    ),
-    "heads of q": (
-        {"q": x(1, 3, 3, 8)},
-        "query is (1, 3, 3, 8), key is (1, 2, 5, 8) and value is (1, 2, 5, 6); query's heads "
-        "must be a multiple of key's",
-    ),
-    "no heads of k": (
-        {"k": x(1, 0, 5, 8), "v": x(1, 0, 5, 6)},
-        "query is (1, 4, 3, 8), key is (1, 0, 5, 8) and value is (1, 0, 5, 6); query's heads "
-        "must be a multiple of key's",
-    ),
-    "columns": (
-        {"k": x(1, 2, 5, 7)},
-        "query is (1, 4, 3, 8), key is (1, 2, 5, 7) and value is (1, 2, 5, 6); query and key "
-        "must have as many columns",
-    ),
-    "rows": (
-        {"v": x(1, 2, 4, 6)},
-        "query is (1, 4, 3, 8), key is (1, 2, 5, 8) and value is (1, 2, 4, 6); key and value "
-        "must have as many rows",
-    ),
-    "dtype of mask": (
-        {"mask": x(3, 5).long()},
-        "attn_mask is torch.int64; it must be torch.bool or torch.float32",
-    ),
-    "shape of mask": (
-        {"mask": x(3, 4)},
-        "attn_mask is (3, 4); it must expand to (1, 4, 3, 5), which are batch, heads, queries "
-        "and keys",
-    ),
-    "rank of mask": (
-        {"mask": x(1, 1, 1, 3, 5)},
-        "attn_mask is (1, 1, 1, 3, 5); it must expand to (1, 4, 3, 5), which are batch, heads, "
-        "queries and keys",
-    ),
+    "v=v[0]": "{shapes}; each must have 4 dimensions: batch, heads, rows and columns",
+    "k=x(2, 2, 5, 8)": "{shapes}; their batches must be equal",
+    "v=x(1, 4, 5, 6)": "{shapes}; key and value must have as many heads",
+    "q=x(1, 3, 3, 8)": "{shapes}; query's heads must be a multiple of key's",
+    "k=k[:, :0], v=v[:, :0]": "{shapes}; query's heads must be a multiple of key's",
+    "k=k[..., :7]": "{shapes}; query and key must have as many columns",
+    "v=v[:, :, :4]": "{shapes}; key and value must have as many rows",
+    "mask=x(3, 5).long()": "attn_mask is torch.int64; it must be torch.bool or torch.float32",
+    "mask=x(3, 4)": "attn_mask is (3, 4); {expand}",
+    "mask=x(1, 1, 1, 3, 5)": "attn_mask is (1, 1, 1, 3, 5); {expand}",
 }
+EXPAND = "it must expand to (1, 4, 3, 5), which are batch, heads, queries and keys"
 
 
-@pytest.mark.parametrize("given", BAD_OPERANDS)
+@pytest.mark.parametrize("replaced", BAD_OPERANDS)
 @pytest.mark.parametrize("where", ["cpu", "meta"])
-def test_bad_operands(given, where):
+def test_bad_operands(replaced, where):
     """On meta tensors as on a device."""
-    replaced, sentence = BAD_OPERANDS[given]
-    tensors = {"q": x(1, 4, 3, 8), "k": x(1, 2, 5, 8), "v": x(1, 2, 5, 6), "mask": None} | replaced
-    tensors = to(where, *tensors.values())
+    given = {"q": x(1, 4, 3, 8), "k": x(1, 2, 5, 8), "v": x(1, 2, 5, 6), "mask": None}
+    given |= eval(f"dict({replaced})", {"x": x, **given})
+    q, k, v = (tuple(given[name].shape) for name in "qkv")
+    shapes = f"query is {q}, key is {k} and value is {v}"
+    sentence = BAD_OPERANDS[replaced].format(shapes=shapes, expand=EXPAND)
+    tensors = to(where, *given.values())
     assert_raises(f"tiled::attention: {sentence}", operator, *tensors, None, 1.0)
 
 

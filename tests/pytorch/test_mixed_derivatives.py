@@ -6,20 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.compiling import BACKENDS
+from helpers.operands import MIXED
 from helpers.reference import ACTIVATIONS
 from torch.autograd import forward_ad
 from torch.func import grad, vmap
 from torch.testing import assert_close
 
 import torch_tiled
-
-MIXED = {  # the dtypes of two operands, of their product, and of a bias
-    "16-bit rows": (torch.bfloat16, torch.float32, torch.float32, torch.bfloat16),
-    "16-bit columns": (torch.float32, torch.float16, torch.float32, torch.float32),
-    "rounded": (torch.float32, torch.bfloat16, torch.bfloat16, torch.float32),
-    "sums kept": (torch.bfloat16, torch.bfloat16, torch.float32, torch.bfloat16),
-    "sums kept, wide bias": (torch.float16, torch.float16, torch.float32, torch.float32),
-}
 
 
 @pytest.mark.parametrize("kind", MIXED)
