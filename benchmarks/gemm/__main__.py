@@ -7,12 +7,11 @@
 
 measure.py says how it times, check.py what it demands of a result before it reports its time, and
 variants.py what is measured beside a plain product. benchmarks/suites has the products. Without
-arguments it measures the suite headline on a GPU and draws it, and the suite host on a CPU.
+arguments it measures the suite headline on a GPU, and the suite host on a CPU.
 benchmarks.pages writes pages and plots of the results.
 """
 
 import argparse
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,6 @@ from functools import partial
 
 import torch
 
-from benchmarks import ROOT
 from benchmarks.command import DTYPES, Session, exit_with
 from benchmarks.gemm import machine, report
 from benchmarks.gemm.check import Wrong, full_precision_peer, judge
@@ -38,11 +36,10 @@ from benchmarks.gemm.measure import (
 )
 from benchmarks.gemm.options import parse
 from benchmarks.gemm.variants import VARIANTS, Contest, planned
-from benchmarks.pages import files
+from benchmarks.pages import files, result_tables
 from benchmarks.suites.suites import SUITES
 from torch_tiled._op import registry
 
-PLOT = ROOT / "build" / "headline.svg"
 HOST_CODE = (
     "This compares host code with torch.matmul, since the device is a CPU. The host's kernels are "
     "there for their bits, which are those of a GPU, not for speed; auto is torch.matmul itself."
@@ -152,31 +149,30 @@ class Found:
     refused: list[str] = field(default_factory=list)
 
 
-def measure_all(args: argparse.Namespace, energy: Energy | None, console, found: Found) -> None:
+def measure_all(args: argparse.Namespace, energy: Energy | None, found: Found) -> None:
     """Adds to `found` job by job, so that an interruption keeps what was measured before."""
     jobs, held, sets = plan(args), None, []
-    with report.Steps(console, len(jobs)) as steps:
-        for job in jobs:
-            steps.begin(str(job))
-            try:
-                with _may_decline():
-                    if held != (job.shape, job.dtype):
-                        sets.clear()
-                        held = None
-                        sets = operand_sets(job.shape, DTYPES[job.dtype], torch.device(args.device))
-                        held = (job.shape, job.dtype)
-                    hot = job.shape.energy and job.algorithm == "auto"
-                    found.rows.append(measure(job, sets, args, energy if hot else None))
-                steps.finish(f"{job}: {report.sentence(found.rows[-1])}")
-            except Wrong as error:
-                found.refused.append(f"{job} is wrong: {error}.")
-                steps.finish(found.refused[-1])
-            except Declined as error:
-                found.declined.append((job, str(error)))
-                steps.finish(f"{job}: not measured")
+    for number, job in enumerate(jobs, start=1):
+        try:
+            with _may_decline():
+                if held != (job.shape, job.dtype):
+                    sets.clear()
+                    held = None
+                    sets = operand_sets(job.shape, DTYPES[job.dtype], torch.device(args.device))
+                    held = (job.shape, job.dtype)
+                hot = job.shape.energy and job.algorithm == "auto"
+                found.rows.append(measure(job, sets, args, energy if hot else None))
+            said = f"{job}: {report.sentence(found.rows[-1])}"
+        except Wrong as error:
+            said = f"{job} is wrong: {error}."
+            found.refused.append(said)
+        except Declined as error:
+            found.declined.append((job, str(error)))
+            said = f"{job}: not measured"
+        print(f"[{number}/{len(jobs)}] {said}", flush=True)
 
 
-def profile(args: argparse.Namespace, console) -> int:
+def profile(args: argparse.Namespace) -> int:
     """Runs every product and its peer once, for a profiler that waits for cudaProfilerStart."""
     profiled = 0
     for job in plan(args):
@@ -193,61 +189,48 @@ def profile(args: argparse.Namespace, console) -> int:
                     torch.cuda.synchronize()
                     torch.cuda.profiler.stop()
         except Declined as error:
-            console.print(f"{job} was not profiled: {error}", markup=False)
+            print(f"{job} was not profiled: {error}")
         else:
             profiled += 1
-            console.print(f"{job}: first ours, then {_peer(args.device, contest)}", markup=False)
+            print(f"{job}: first ours, then {_peer(args.device, contest)}")
     return 0 if profiled else 1
 
 
-def print_suites(console) -> None:
+def print_suites() -> None:
     for name, suite in SUITES.items():
-        console.print(f"{name}: {suite.description}", style="bold")
+        print(f"{name}: {suite.description}")
         for shape in suite.shapes:
-            console.print(f"  {shape}  {shape.what or shape.group}".rstrip())
+            print(f"  {shape}  {shape.what or shape.group}".rstrip())
 
 
-def print_results(args: argparse.Namespace, console, found: Found) -> None:
-    """The tables, what was not measured or refused, and a plot of the suite headline."""
-    short, rest = [], []
-    for row in found.rows:
-        (short if args.suites[row["suite"]].summary else rest).append(row)
-    report.print_summaries(console, short)
-    report.print_tables(console, rest)
-    report.print_means(console, geometric_means(rest))
+def print_results(args: argparse.Namespace, found: Found) -> None:
+    """The tables, the means of suites that are no summary, and what was not measured or refused."""
+    for title, rows in result_tables.tables(found.rows):
+        table = report.aligned(result_tables.table_of(rows))
+        print(f"\n{title}, against {rows[0]['peer']}\n{table}")
+    rest = [row for row in found.rows if not args.suites[row["suite"]].summary]
+    if rest:
+        means = result_tables.means(geometric_means(rest), rest)
+        print(f"\ngeometric means\n{report.aligned(means)}")
     for sentence in (*report.declinations(found.declined), *found.refused):
-        console.print(sentence, markup=False)
-    if drawn := [row for row in short if row["suite"] == "headline"]:
-        console.print(plot(drawn, torch.device(args.device)), markup=False, soft_wrap=True)
+        print(sentence)
 
 
-def plot(rows: list[dict], device: torch.device) -> str:
-    """Draws the suite headline, and says where."""
-    from benchmarks.pages.speed_plots import draw_headline
-
-    PLOT.parent.mkdir(exist_ok=True)
-    try:
-        draw_headline(rows, machine.device_name(device), PLOT)
-    except ModuleNotFoundError as error:
-        return f"No plot was drawn, since {error.name} is not installed."
-    return f"The plot is in {os.path.relpath(PLOT)}."
-
-
-def bench(args: argparse.Namespace, console) -> int:
+def bench(args: argparse.Namespace) -> int:
     device = torch.device(args.device)
     header, found = machine.describe(args), Found()
     timing = {"clock": clock_name(device), "seconds": args.seconds, "repeats": args.repeats}
     header["timing"] = timing
     if args.suites and device.type == "cpu":
-        console.print(HOST_CODE, markup=False)
-    console.print(f"{header['device']}, torch {header['torch']}", markup=False)
+        print(HOST_CODE)
+    print(f"{header['device']}, torch {header['torch']}")
     energy = None
     if args.energy:
         try:
             energy = machine.energy_counter(device)
         except machine.Unreadable as error:
             header["energy"] = f"Energy cannot be read: {error}."
-            console.print(header["energy"], markup=False)
+            print(header["energy"])
 
     def save() -> None:
         header["geometric_means"] = geometric_means(found.rows)
@@ -256,21 +239,20 @@ def bench(args: argparse.Namespace, console) -> int:
         files.write(args.json, {"header": header, "rows": found.rows})
 
     with Session(args, header, save) as session:
-        measure_all(args, energy, console, found)
-    print_results(args, console, found)
+        measure_all(args, energy, found)
+    print_results(args, found)
     if args.suites and not found.rows and not session.is_interrupted:
-        console.print("Nothing was measured.")
+        print("Nothing was measured.")
         return 1
     return session.status(bool(found.refused))
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv, __doc__.partition("\n")[0])
-    console = report.make_console()
     if args.list:
-        print_suites(console)
+        print_suites()
         return 0
-    return profile(args, console) if args.profile else bench(args, console)
+    return profile(args) if args.profile else bench(args)
 
 
 if __name__ == "__main__":

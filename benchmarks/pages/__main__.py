@@ -3,12 +3,10 @@
     python -m benchmarks.pages
     python -m benchmarks.pages --results folder
 
-The folder has hopper.json, float64.json and complex.json of benchmarks.gemm, errors_hopper.json of
-benchmarks.studies.errors, which_way.json of benchmarks.studies.which_way, front_page.json of
-benchmarks.suites.front_page, host.json of benchmarks.suites.host, layers.json of
-benchmarks.suites.layers, any number of
-survey_<precision or dtype>_<seed>.json of benchmarks.survey, and if they were measured course.json
-of benchmarks.studies.course, and stream.json and stream_peers.json of benchmarks.stream.
+The folder has hopper.json, float64.json and complex.json of benchmarks.gemm, host.json, layers.json
+and front_page.json of benchmarks.suites, errors_*.json, complex_errors_*.json, which_way.json and
+course.json of benchmarks.studies, stream.json and stream_peers.json of benchmarks.stream, and any
+number of survey_<precision or dtype>_<seed>.json of benchmarks.survey.
 tests/benchmarks/test_pages.py fails if a page differs from these. tools/result_pages.py adds pages
 with every row to the site.
 """
@@ -21,12 +19,12 @@ from benchmarks import RESULTS, ROOT
 from benchmarks.command import Parser, exit_with
 from benchmarks.pages import (
     course,
+    error_plots,
     ladder,
     limits,
     readme,
     result_tables,
     speed_plots,
-    stream_pipeline,
     which_product,
 )
 from benchmarks.pages import stream as stream_page
@@ -42,12 +40,21 @@ SUITES = {"float64": KERNELS / "f64.md", "complex": KERNELS / "complex.md"}  # a
 PLOTS = {
     ROOT / "docs" / "speed.svg": ("hopper", speed_plots.draw_speed),
     ROOT / "docs" / "error.svg": ("errors_hopper", speed_plots.draw_error),
+    **{
+        ROOT / "docs" / "guide" / f"{name}_{device}.svg": (f"{name}_{device}", draw)
+        for name, draw in (
+            ("errors", error_plots.draw_study),
+            ("complex_errors", error_plots.draw_complex),
+        )
+        for device in ("cpu", "hopper")
+    },
     KERNELS / "ladder_rungs.svg": ("hopper", speed_plots.draw_kernels),
     KERNELS / "ladder_sizes.svg": ("hopper", speed_plots.draw_sizes),
     KERNELS / "f64_sizes.svg": ("float64", speed_plots.draw_f64_sizes),
     KERNELS / "complex_sizes.svg": ("complex", speed_plots.draw_complex_sizes),
     KERNELS / "attention.svg": ("layers", speed_plots.draw_attention),
     which_product.PAGE.with_suffix(".svg"): ("which_way", which_product.draw),
+    course.STAIRCASE: ("course", course.draw_staircase),
 }
 
 
@@ -64,18 +71,15 @@ def texts(results: Path) -> dict[Path, str]:
         (README, "front_page", readme.BLOCKS),
         *((page, name, source) for name, page in SUITES.items()),
         (KERNELS / "layers.md", "layers", source | layers),
+        *((page, "course", writers) for page, writers in course.blocks().items()),
     ]
     pages, cached = {}, functools.cache(read)
     for page, name, writers in blocks:
         file = results / f"{name}.json"
         pages[page] = with_blocks(page, written(str(file), writers, cached(file)))
-    learned = course.read_results(results)
-    for page, writers in course.blocks().items():
-        tables = written(f"{results}/course.json", writers, learned)
-        pages[page] = with_blocks(page, tables)
-    if streamed := stream_page.read_results(results):
-        tables = written(f"{results}/stream*.json", stream_page.BLOCKS, streamed)
-        pages[stream_page.PAGE] = with_blocks(stream_page.PAGE, tables)
+    streamed = stream_page.read_results(results)
+    tables = written(f"{results}/stream*.json", stream_page.BLOCKS, streamed)
+    pages[stream_page.PAGE] = with_blocks(stream_page.PAGE, tables)
     hopper, host = results / "hopper.json", results / "host.json"
     about = written(str(hopper), {"about": result_tables.write_about}, cached(hopper))["about"]
     times = written(str(host), {"host": result_tables.write_host}, cached(host))["host"]
@@ -90,12 +94,12 @@ def drawings(results: Path) -> dict[Path, Callable[[Path], None]]:
         path: functools.partial(draw, read(results / f"{name}.json"))
         for path, (name, draw) in PLOTS.items()
     }
-    if surveys := random_page.surveys(results):
-        drawn[KERNELS / random_page.PLOT] = functools.partial(random_page.draw, surveys)
-    if streamed := stream_page.read_results(results):
-        drawn[stream_page.PLOT] = functools.partial(stream_page.draw, streamed)
-    drawn |= course.drawings(course.read_results(results))
-    return drawn | {stream_pipeline.PLOT: stream_pipeline.draw}
+    return drawn | {
+        KERNELS / random_page.PLOT: functools.partial(
+            random_page.draw, random_page.surveys(results)
+        ),
+        stream_page.PLOT: functools.partial(stream_page.draw, stream_page.read_results(results)),
+    }
 
 
 def main(argv: list[str] | None = None) -> int:

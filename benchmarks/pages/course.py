@@ -1,18 +1,17 @@
-"""The generated parts of docs/course: tables, drawings and the staircase.
+"""The generated parts of docs/course: tables and the staircase.
 
 They show course.json of benchmarks.studies.course and the sources of the kernels. A figure that the
-results lack is "-", and without the file every measured figure is.
+results lack is "-".
 """
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from benchmarks import ROOT
-from benchmarks.pages import course_drawings, plots
+from benchmarks.pages import plots
 from benchmarks.pages.course_kernels import LAYOUTS, SECTOR, SIZE, Rung, rungs
-from benchmarks.pages.files import read
 from benchmarks.pages.markdown import figure, measured_on, table
 from benchmarks.pages.roofline import SMS, TILED_SIZES
 from benchmarks.pages.rows import peer_tflops, select
@@ -20,14 +19,6 @@ from benchmarks.pages.rows import peer_tflops, select
 FOLDER = ROOT / "docs" / "course"
 INDEX = FOLDER / "index.md"
 STAIRCASE = FOLDER / "staircase.svg"
-MEMORIES = ("l2", "dram")
-STUDY = "python -m benchmarks.studies.course"
-
-
-def read_results(results: Path) -> dict:
-    """course.json, or results without a row if it was not measured. Raises ResultsError."""
-    path = results / "course.json"
-    return read(path) if path.exists() else {"header": None, "rows": [], "profiles": []}
 
 
 def pages() -> dict[int, Path]:
@@ -36,46 +27,20 @@ def pages() -> dict[int, Path]:
     return {step: next(FOLDER.glob(f"{step:02}_*.md")) for step in sorted(found)}
 
 
-def _row(measured: dict, kernel: str, layout: str, key: str = "rows") -> dict | None:
+def _of(measured: dict, kernel: str, layout: str = "NN", key: str = "rows") -> dict:
+    """The row of a kernel, or its profile; empty if it was not measured."""
     size = {"m": SIZE} if key == "rows" else {}
-    return next(iter(select(measured[key], kernel=kernel, layout=layout, **size)), None)
+    return next(iter(select(measured[key], kernel=kernel, layout=layout, **size)), {})
 
 
-def _both(measured: dict, cell: Callable[[str], float | None], form: str) -> str:
-    """A cell with a figure for each layout."""
-    return ", ".join(figure(cell(layout), form) for layout in LAYOUTS)
+def _over(x: float | None, y: float | None) -> float | None:
+    return x / y if x is not None and y else None
 
 
-def _tflops(measured: dict, kernel: str, layout: str) -> float | None:
-    row = _row(measured, kernel, layout)
-    return row and row["tflops"]
-
-
-def _ratio(over: float | None, under: float | None) -> float | None:
-    return over / under if over is not None and under else None
-
-
-def _profile(measured: dict, kernel: str, layout: str, name: str) -> float | None:
-    row = _row(measured, kernel, layout, "profiles")
-    return row and row[name]
-
-
-def _over_ideal(measured: dict, kernel: str, layout: str, kind: str) -> float | None:
-    """The wavefronts of loads or stores, relative to those without a conflict."""
-    every = _profile(measured, kernel, layout, f"{kind}_wavefronts")
-    lost = _profile(measured, kernel, layout, f"{kind}_conflicts")
-    return None if every is None or lost is None else _ratio(every, every - lost)
-
-
-def _gigabytes(measured: dict, kernel: str, layout: str, memory: str) -> float | None:
+def _gigabytes(profile: dict, memory: str) -> float | None:
     """What a product of the profiled size reads of L2 or DRAM."""
-    row = _row(measured, kernel, layout, "profiles")
-    counted = row and row[f"{memory}_read_sectors"]
+    counted = profile.get(f"{memory}_read_sectors")
     return counted and counted * SECTOR / 1e9
-
-
-def profiled_size(measured: dict) -> int:
-    return measured["header"]["profile_size"] if measured["header"] else SIZE
 
 
 def model_gigabytes(rung: Rung, size: int) -> float:
@@ -83,62 +48,46 @@ def model_gigabytes(rung: Rung, size: int) -> float:
     return rung.itemsize * rung.reads * size**3 / 1e9
 
 
-def _blocks(measured: dict, kernel: str) -> int | None:
-    """The blocks that an SM has room for."""
-    limits = ("registers", "shared_memory", "threads")
-    found = [_profile(measured, kernel, "NN", f"blocks_by_{limit}") for limit in limits]
-    return None if None in found else int(min(found))
-
-
-def _stalls(measured: dict, kernel: str) -> str:
-    row = _row(measured, kernel, "NN", "profiles")
-    told = row and [f"{name.replace('_', ' ')} {n:.2g}" for name, n in row["stalls"].items()]
-    return ", ".join(told) if told else "-"
-
-
 def _step(measured: dict, kernel: str, before: str | None, layout: str) -> float | None:
     """The rate of a kernel over that of the one before, if both multiply one dtype."""
     if before is None or rungs()[before].itemsize != rungs()[kernel].itemsize:
         return None
-    return _ratio(_tflops(measured, kernel, layout), _tflops(measured, before, layout))
+    return _over(*(_of(measured, name, layout).get("tflops") for name in (kernel, before)))
 
 
 def _column(measured: dict, rung: Rung, before: str | None) -> dict[str, str]:
     """What was measured of a kernel, by the name of a line."""
-    name = rung.name
+    rows = [_of(measured, rung.name, layout) for layout in LAYOUTS]
+    profile = _of(measured, rung.name, key="profiles")
     pipe = "tensor" if rung.itemsize == 2 else "fma"
 
-    def both(form: str, function: Callable[..., float | None], *arguments: str) -> str:
-        return _both(measured, lambda layout: function(measured, name, layout, *arguments), form)
-
-    def of_peer(layout: str) -> float | None:
-        row = _row(measured, name, layout)
-        return row and row["ratio"]
-
-    def step(layout: str) -> float | None:
-        return _step(measured, name, before, layout)
-
-    def pair(form: str, *values: float | None) -> str:
+    def several(form: str, values: Iterable[float | None]) -> str:
         return ", ".join(figure(value, form) for value in values)
 
-    def counted(field: str) -> float | None:
-        return _profile(measured, name, "NN", field)
+    def counted(form: str, *fields: str) -> str:
+        return several(form, map(profile.get, fields))
 
-    occupancy = counted("occupancy_percent"), counted("achieved_occupancy_percent")
+    def over_ideal(kind: str) -> float | None:
+        """The wavefronts of loads or stores, relative to those without a conflict."""
+        every, lost = (profile.get(f"{kind}_{x}") for x in ("wavefronts", "conflicts"))
+        return None if every is None or lost is None else _over(every, every - lost)
+
+    blocks = [profile.get(f"blocks_by_{x}") for x in ("registers", "shared_memory", "threads")]
+    stalls = profile.get("stalls", {}).items()
     return {
-        "TFLOP/s: NN, NT": both(".3g", _tflops),
-        "of cuBLAS": _both(measured, of_peer, ".2f"),
-        "over the kernel before": _both(measured, step, ".2f"),
-        "shared loads, stores over ideal": pair(
-            ".2f", *(_over_ideal(measured, name, "NN", kind) for kind in ("load", "store"))
+        "TFLOP/s: NN, NT": several(".3g", (row.get("tflops") for row in rows)),
+        "of cuBLAS": several(".2f", (row.get("ratio") for row in rows)),
+        "over the kernel before": several(
+            ".2f", (_step(measured, rung.name, before, layout) for layout in LAYOUTS)
         ),
-        "registers, blocks an SM": pair(".0f", counted("registers"), _blocks(measured, name)),
-        "occupancy, reached, %": pair(".0f", *occupancy),
-        "GB from L2, DRAM": pair(".3g", *(_gigabytes(measured, name, "NN", x) for x in MEMORIES)),
-        f"{pipe} pipe, issue busy, %": pair(
-            ".0f", counted(f"{pipe}_percent"), counted("issue_percent")
+        "shared loads, stores over ideal": several(".2f", map(over_ideal, ("load", "store"))),
+        "registers, blocks an SM": several(
+            ".0f", (profile.get("registers"), None if None in blocks else min(blocks))
         ),
-        "stalls": _stalls(measured, name),
+        "occupancy, reached, %": counted(".0f", "occupancy_percent", "achieved_occupancy_percent"),
+        "GB from L2, DRAM": several(".3g", (_gigabytes(profile, x) for x in ("l2", "dram"))),
+        f"{pipe} pipe, issue busy, %": counted(".0f", f"{pipe}_percent", "issue_percent"),
+        "stalls": ", ".join(f"{x.replace('_', ' ')} {n:.2g}" for x, n in stalls) or "-",
     }
 
 
@@ -168,7 +117,7 @@ def write_reads(measured: dict) -> str:
     for name, tile in TILED_SIZES.items():
         limits = tile.limits()
         blocks = min(limits.values())
-        size = profiled_size(measured)
+        size = measured["header"]["profile_size"]
         rows.append(
             {
                 "kernel": f"`{name}`",
@@ -177,10 +126,10 @@ def write_reads(measured: dict) -> str:
                 "registers a thread": tile.registers,
                 "bytes of shared memory": tile.shared_bytes,
                 "M = N that fills the GPU": f"{tile.m * math.sqrt(blocks * SMS):.0f}",
-                "TFLOP/s": _tflops(measured, name, "NN"),
+                "TFLOP/s": _of(measured, name).get("tflops"),
                 "GB, 2MNK / T": model_gigabytes(rungs()[name], size),
-                "GB from L2": _gigabytes(measured, name, "NN", "l2"),
-                "GB from DRAM": _gigabytes(measured, name, "NN", "dram"),
+                "GB from L2": _gigabytes(_of(measured, name, key="profiles"), "l2"),
+                "GB from DRAM": _gigabytes(_of(measured, name, key="profiles"), "dram"),
             }
         )
     return table(1, rows)
@@ -205,9 +154,9 @@ def write_banks(measured: dict) -> str:
     rows = []
     for name in ("tiled32", "padded32"):
         rung = rungs()[name]
-        by_pitch = stores(rung, profiled_size(measured))
+        by_pitch = stores(rung, measured["header"]["profile_size"])
         for layout in LAYOUTS:
-            counted = _profile(measured, name, layout, "store_wavefronts")
+            counted = _of(measured, name, layout, "profiles").get("store_wavefronts")
             rows.append(
                 {
                     "kernel": f"`{name}`, {layout}",
@@ -224,14 +173,13 @@ def write_staircase(measured: dict) -> str:
     """A row for each kernel, with a link to its page."""
     rows, paths, before = [], pages(), None
     for name, rung in rungs().items():
-        row = _row(measured, name, "NN")
-        tflops = row and row["tflops"]
+        row = _of(measured, name)
         step = _step(measured, name, before, "NN")
         rows.append(
             {
                 "kernel": f"{rung.step}. [`{name}`]({paths[rung.step].name})",
-                "TFLOP/s": tflops,
-                "of cuBLAS": figure(row and row["ratio"], ".2f"),
+                "TFLOP/s": row.get("tflops"),
+                "of cuBLAS": figure(row.get("ratio"), ".2f"),
                 "over the kernel before": figure(step, ".2f"),
             }
         )
@@ -240,8 +188,6 @@ def write_staircase(measured: dict) -> str:
 
 
 def write_source(measured: dict) -> str:
-    if measured["header"] is None:
-        return f"Not measured yet: `{STUDY}` does it."
     header = measured["header"]
     size = header["profile_size"]
     return f"{measured_on(header)}; Nsight Compute counted products of {size} cubed."
@@ -254,8 +200,8 @@ def draw_staircase(measured: dict, path: Path) -> None:
     shape = {"gridspec_kw": {"width_ratios": [len(group) for group in groups]}}
     figure_, panels = plots.subplots(1, 2, size=(9, 4), **shape)
     for axes, group, dtype in zip(panels, groups, ("float32", "bfloat16"), strict=True):
-        found = [_row(measured, rung.name, "NN") for rung in group]
-        rates = [row["tflops"] if row else 0 for row in found]
+        found = [_of(measured, rung.name) for rung in group]
+        rates = [row.get("tflops", 0) for row in found]
         places = range(len(group))
         axes.bar(places, rates, color=plots.BLUE if dtype == "float32" else plots.VERMILION)
         peers = [peer_tflops(row) for row in found if row]
@@ -272,9 +218,7 @@ def draw_staircase(measured: dict, path: Path) -> None:
         axes.grid(False, axis="x")
     if peers:
         panels[0].legend(loc="center left")
-    header = measured["header"]
-    where = header["device"] if header else "not measured yet"
-    figure_.suptitle(f"{SIZE} x {SIZE} x {SIZE}, {where}")
+    figure_.suptitle(f"{SIZE} x {SIZE} x {SIZE}, {measured['header']['device']}")
     plots.save(figure_, path)
 
 
@@ -286,9 +230,3 @@ def blocks() -> dict[Path, dict[str, Callable[[dict], str]]]:
     every[pages()[2]]["reads"] = write_reads
     every[pages()[3]]["banks"] = write_banks
     return every | {INDEX: {"staircase": write_staircase, "source": write_source}}
-
-
-def drawings(measured: dict) -> dict[Path, Callable[[Path], None]]:
-    """What draws each plot of the course."""
-    every = {FOLDER / f"{name}.svg": draw for name, draw in course_drawings.DRAWINGS.items()}
-    return every | {STAIRCASE: functools.partial(draw_staircase, measured)}

@@ -19,7 +19,6 @@ SIZE = 4096  # m = n = k of what the study measures and the pages show
 LAYOUTS = ("NN", "NT")
 BANKS = 32  # of shared memory, each a word of 4 bytes wide
 WARP = 32
-QUARTER = 8  # lanes of a warp that a 128-bit access serves at a time
 SECTOR = 32  # bytes that L2 and DRAM read at once
 
 
@@ -34,8 +33,6 @@ class Rung:
     constants: dict[str, int] = field(hash=False)
     # The dimensions of a_smem and b_smem in elements, by name, as they are declared.
     arrays: dict[str, tuple[str, ...]] = field(hash=False)
-    vector: int  # elements that a thread loads from an aligned row-major matrix at a time
-    transposes_vectors: bool  # a vector along K becomes a column of shared memory
     itemsize: int = 4  # bytes of an element of A and B
 
     @property
@@ -94,26 +91,13 @@ class Rung:
         *_, pitch = self.dimensions(operand)
         return k * pitch + mn if outer == "kK" else mn * pitch + k
 
-    def stored(self, operand: str, k_major: bool) -> list[list[int]]:
-        """The words that each lane of a block's first warp stores by its first store."""
-        vector = self.vector if self.transposes_vectors or not k_major else 1
-        side = self.k if k_major else (self.m if operand == "a" else self.n)
-        lanes = side // vector
-        words = []
-        for lane in range(WARP):
-            along, across = lane % lanes * vector, lane // lanes
-            mn, k = (across, along) if k_major else (along, across)
-            # A vector along K is stored element by element, since it becomes a column.
-            count = vector if not k_major else 1
-            words.append([self.place(operand, mn, k) + i for i in range(count)])
-        return words
-
     def wavefronts(self, operand: str, k_major: bool) -> int:
-        """The wavefronts that such a store takes: one for each word of the busiest bank."""
-        stored = self.stored(operand, k_major)
-        lanes = QUARTER if len(stored[0]) > 1 else WARP
-        groups = [stored[i : i + lanes] for i in range(0, WARP, lanes)]
-        return sum(max(words_by_bank(sum(group, [])).values()) for group in groups)
+        """The wavefronts of the first store of a block's first warp, an element a lane: one for
+        each word of the busiest bank."""
+        side = self.k if k_major else (self.m if operand == "a" else self.n)
+        along = ((lane % side, lane // side) for lane in range(WARP))
+        places = (self.place(operand, *(x[::-1] if k_major else x)) for x in along)
+        return max(words_by_bank(places).values())
 
 
 def words_by_bank(words: Iterable[int]) -> dict[int, int]:
@@ -165,7 +149,6 @@ def _rungs_of(path: Path) -> list[Rung]:
     for name, launcher in launchers:
         arguments = _arguments(source, launcher)
         constants = _constants(source, arguments)
-        has_vectors = "kVector" in source
         found.append(
             Rung(
                 name,
@@ -174,8 +157,6 @@ def _rungs_of(path: Path) -> list[Rung]:
                 arguments,
                 constants,
                 arrays,
-                vector=4 if has_vectors else 1,
-                transposes_vectors=has_vectors and "cp_async" not in source,
                 itemsize=2 if "wgmma" in source else 4,
             )
         )

@@ -3,6 +3,7 @@
 import re
 
 from benchmarks.gemm.means import MEAN_OF, asked
+from benchmarks.gemm.report import kind
 from benchmarks.pages.markdown import figure, measured_on, table
 from benchmarks.pages.rows import mean_and_spread, select, spread
 from benchmarks.suites.suites import SUITES
@@ -55,8 +56,9 @@ def write_about(measured: dict) -> str:
 
 def write_rows(measured: dict) -> dict[str, str]:
     """The text of each page of the site, by its name."""
-    device = f"{measured_on(measured['header'])}."
-    pages = {MEANS_PAGE: f"# Results, means\n\n{device}\n\n{_means(measured)}\n"}
+    header = measured["header"]
+    device, table = f"{measured_on(header)}.", means(header["geometric_means"], measured["rows"])
+    pages = {MEANS_PAGE: f"# Results, means\n\n{device}\n\n{table}\n"}
     for name, (title, dtypes, precision) in FAMILIES.items():
         rows = [
             row
@@ -75,32 +77,41 @@ def _options(header: dict) -> str:
     return f"{dashes}{options}".strip()
 
 
-def _suites(rows: list[dict]) -> list[str]:
-    """A heading and a table for each suite, dtype and variant."""
+def tables(rows: list[dict]) -> list[tuple[str, list[dict]]]:
+    """The rows of each table with its title: by suite, kind of product and variant."""
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
-        groups.setdefault((row["suite"], row["dtype"], row["variant"]), []).append(row)
-    dtypes = {row["dtype"] for row in rows}
+        is_summary = row["suite"] in SUITES and SUITES[row["suite"]].summary
+        what = "" if is_summary else kind(row)
+        groups.setdefault((row["suite"], what, row["variant"]), []).append(row)
+    has_kinds = len({kind(row) for row in rows}) > 1
+    found = []
+    for (suite, what, variant), some in groups.items():
+        variant = "" if variant == "plain" else f"variant {variant}"
+        found.append((", ".join(filter(None, (suite, has_kinds * what, variant))), some))
+    return found
+
+
+def _suites(rows: list[dict]) -> list[str]:
+    """A heading and a table for each suite, dtype and variant."""
     parts = []
-    for (suite, dtype, variant), found in groups.items():
-        title = f"## {suite}"
-        title += f", {dtype}" if len(dtypes) > 1 else ""
-        title += "" if variant == "plain" else f", variant {variant}"
+    for title, found in tables(rows):
         about = f"The peer is {found[0]['peer']}."
-        if suite in SUITES:
-            description = SUITES[suite].description
+        if found[0]["suite"] in SUITES:
+            description = SUITES[found[0]["suite"]].description
             about = f"{description[0].upper()}{description[1:]}. {about}"
-        parts += [title, about, _rows(found)]
+        parts += [f"## {title}", about, table_of(found)]
     return parts
 
 
-def _rows(rows: list[dict]) -> str:
+def table_of(rows: list[dict]) -> str:
+    has_kinds = len({kind(row) for row in rows}) > 1
     batched = any(row["batch"] > 1 for row in rows)
     copied = any(row["copy_us"] for row in rows)
     powered = any(row["gflops_per_watt"] for row in rows)
     lines = []
     for row in rows:
-        line = {"layout": row["layout"]}
+        line = ({"kind": kind(row)} if has_kinds else {}) | {"layout": row["layout"]}
         line |= {name: f"`{row[name]}`" for name in ("algorithm", "kernel")}
         line["tile"] = row["tile"] or "-"
         line |= {name: row[name] for name in (*(["batch"] if batched else []), "m", "n", "k")}
@@ -113,21 +124,21 @@ def _rows(rows: list[dict]) -> str:
             line["GFLOP/s per watt"] = figure(row["gflops_per_watt"], ".0f")
             line["peer's"] = figure(row["peer_gflops_per_watt"], ".0f")
         lines.append(line)
-    return table(4, lines)
+    return table(4 + has_kinds, lines)
 
 
-def _means(measured: dict) -> str:
-    """The means of every algorithm, with the kernels that ran."""
+def means(found: list[dict], rows: list[dict]) -> str:
+    """A table of geometric means of every algorithm, with the kernels that ran."""
     lines = [
         {
             **{key: mean[key] for key in ("suite", "group", "dtype", "precision")},
             "algorithm": asked(mean),
-            "kernels that ran": _kernels(measured["rows"], mean),
+            "kernels that ran": _kernels(rows, mean),
             "products": mean["rows"],
             "ratio": f"{mean['ratio']:.2f}",
             "of a copy": figure(mean["of_copy"], ".2f"),
         }
-        for mean in measured["header"]["geometric_means"]
+        for mean in found
     ]
     return table(6, lines)
 

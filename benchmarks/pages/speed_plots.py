@@ -3,7 +3,6 @@
 import functools
 from pathlib import Path
 
-from benchmarks.gemm import report
 from benchmarks.pages import plots
 from benchmarks.pages.ladder import SIZE, WAYS
 from benchmarks.pages.roofline import PEAK, peak
@@ -37,14 +36,6 @@ COLORS = {  # of bars, by what a kernel computes on
     "tensor cores, bfloat16": plots.VERMILION,
     "tensor cores, tf32": plots.GREEN,
     "tensor cores, float64": plots.PURPLE,
-}
-# The colours of the suite headline, by kind.
-KINDS = {
-    "fp32": plots.BLUE,
-    "ieee": plots.ORANGE,
-    "tf32": plots.GREEN,
-    "bfloat16": plots.VERMILION,
-    "float64": plots.PURPLE,
 }
 # The lines of the error plot: a product of errors_hopper.json, its label and its style.
 PRODUCTS = {
@@ -94,33 +85,6 @@ def draw_kernels(measured: dict, path: Path) -> None:
     title = f"{SIZE} x {SIZE} x {SIZE}, {measured['header']['device']}"
     axes.set(xlabel="TFLOP/s", title=title)
     figure.legend(loc="outside lower center", ncols=3)
-    plots.save(figure, path)
-
-
-def draw_headline(found: list[dict], device: str, path: Path) -> None:
-    """A bar of TFLOP/s for each product, the peer's speed on it, and the errors of both."""
-    size = (10, 1.8 + 0.3 * len(found))
-    figure, (speed, error) = plots.subplots(1, 2, size=size, sharey=True)
-    places, kinds = range(len(found)), list(map(report.kind, found))
-    _bars(speed, [row["tflops"] for row in found], kinds, KINDS)
-    mark = {"marker": "|", "markersize": 12, "markeredgewidth": 2, "linestyle": ""}
-    mark["color"] = plots.BLACK
-    speed.plot(list(map(peer_tflops, found)), places, label=found[0]["peer"], **mark)
-    beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": "small"}
-    for i, row in enumerate(found):
-        ends = max(row["tflops"], peer_tflops(row))
-        speed.annotate(f"{row['ratio']:.2f}x", (ends, i), **beside)
-    colors = [KINDS[kind] for kind in kinds]
-    error.scatter([row["error"] for row in found], places, color=colors, zorder=3)
-    error.plot([row["peer_error"] for row in found], places, **mark)
-    for axes, label in ((speed, "TFLOP/s"), (error, "relative error against float64")):
-        axes.set(xscale="log", xlabel=label)
-        axes.margins(x=0.15)
-    labels = [f"{report.product(row)}  {report.kind(row)}" for row in found]
-    speed.set_yticks(places, labels=labels)
-    speed.invert_yaxis()
-    figure.legend(loc="outside lower center", ncols=6)
-    figure.suptitle(f"auto, {device}")
     plots.save(figure, path)
 
 

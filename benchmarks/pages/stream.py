@@ -1,7 +1,6 @@
 """The generated parts of docs/guide/stream.md: tables and a plot of results of benchmarks.stream.
 
-The page has tables only where the results are there: those of NAME, and for the ways of PEERS those
-of PEERS_NAME, another run. BLOCKS has the names of its blocks.
+They are those of NAME, and for the ways of PEERS those of PEERS_NAME, another run.
 """
 
 from pathlib import Path
@@ -34,12 +33,10 @@ PLANNED = "stream", "pageable", "two_gpus"  # the ways with a plan
 DTYPE_STYLES = {"float32": plots.BLUE, "bfloat16": plots.VERMILION}
 
 
-def read_results(folder: Path) -> dict | None:
-    """The results of a folder: those of peers are in "peers". None where there are none."""
-    found, peers = (folder / f"{name}.json" for name in (NAME, PEERS_NAME))
-    if not found.exists():
-        return None
-    return read(found) | {"peers": read(peers) if peers.exists() else None}
+def read_results(folder: Path) -> dict:
+    """The results of a folder: those of peers are in "peers". Raises ResultsError."""
+    found, peers = (read(folder / f"{name}.json") for name in (NAME, PEERS_NAME))
+    return found | {"peers": peers}
 
 
 def _products(measured: dict) -> list[dict]:

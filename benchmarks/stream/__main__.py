@@ -28,8 +28,9 @@ import torch
 
 from benchmarks.command import DTYPES, Parser, Session, at_least, exit_with
 from benchmarks.gemm import machine
-from benchmarks.gemm.report import Steps, make_console
-from benchmarks.stream import report as stream_report
+from benchmarks.gemm.report import aligned
+from benchmarks.pages.markdown import figure
+from benchmarks.pages.stream import BLOCKS
 from benchmarks.stream.run import PEERS, Job, Run, jobs
 
 SIZES = (8192, 16384, 32768, 65536)
@@ -45,38 +46,56 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     option("--peers", nargs="*", choices=PEERS, default=list(PEERS), help="default: all of them")
     option("--budget", type=at_least(1), default=BUDGET, help="bytes of the GPU for a product")
     option("--repeats", type=at_least(1), default=3, help="calls of each way, after a first one")
-    option("--limit", type=float, metavar="SECONDS", help="no row begins after these")
     return parser.parse_args(argv)
 
 
-def measure_all(run: Run, planned: list[Job], limit: float | None, console) -> None:
+def sentence(row: dict) -> str:
+    """What a row found, or what was planned."""
+    if row["failure"]:
+        return f"{row.get('direction') or row['way']} failed: {row['failure']}"
+    if row["way"] == "link":
+        return f"{row['direction']} {figure(row['gb_per_second'])} GB/s"
+    parts = [f"{row['way']} {figure(row['seconds'])} s, {figure(row['tflops'])} TFLOP/s"]
+    if row["ratio"]:
+        parts.append(f"{row['ratio']:.2f}x {row['ratio_to']}")
+    if row["plan"]:
+        plan = row["plan"]
+        tile = "x".join(map(str, plan["tile"]))
+        parts.append(
+            f"predicted {figure(plan['seconds'])} s by tiles of {tile}, kept {plan['kept']}"
+        )
+    if row["error"] is not None:
+        parts.append(f"error {row['error']:.1e}")
+    if row["equal"] is not None:
+        parts.append("equal" if row["equal"] else "NOT EQUAL to in_core")
+    return ", ".join(parts)
+
+
+def measure_all(run: Run, planned: list[Job]) -> None:
     """Does job after job, and says of each row what it found."""
     start = time.monotonic()
-    with Steps(console, len(planned)) as steps:
-        for job in planned:
-            steps.begin(str(job))
-            before = len(run.rows)
-            if limit is not None and time.monotonic() - start > limit:
-                run.decline(job, f"the limit of {limit:g} s was over")
-            else:
-                run.do(job)
-            said = "; ".join(stream_report.sentence(row) for row in run.rows[before:])
-            steps.finish(f"{job} ({time.monotonic() - start:.0f} s): {said}")
+    for number, job in enumerate(planned, start=1):
+        before = len(run.rows)
+        run.do(job)
+        said = "; ".join(map(sentence, run.rows[before:]))
+        seconds = time.monotonic() - start
+        print(f"[{number}/{len(planned)}] {job} ({seconds:.0f} s): {said}", flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    console = make_console()
     asked = ("sizes", "dtype", "peers", "budget", "repeats")
     header = machine.describe(args, *asked)
     header["gpus"] = torch.cuda.device_count() if args.device == "cuda" else 0
     header["cpus"] = len(os.sched_getaffinity(0))
-    console.print(f"{header['device']}, torch {header['torch']}", markup=False)
+    print(f"{header['device']}, torch {header['torch']}")
     planned, run = jobs(args, header["gpus"]), Run(args, header)
     with Session(args, header, run.close) as session:
-        run.prepare(console)
-        measure_all(run, planned, args.limit, console)
-    stream_report.print_results(console, {"header": header, "rows": run.rows})
+        run.prepare()
+        measure_all(run, planned)
+    for name in ("rates", "seconds", "errors", "links"):
+        table = BLOCKS[f"stream_{name}"]({"header": header, "rows": run.rows})
+        print(f"\n{aligned(table)}")
     return session.status(any(row["failure"] for row in run.rows) or not run.rows)
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import time
 from functools import partial
 
 import torch
@@ -83,34 +82,22 @@ class Run:
 
     # --- memory and results ----------------------------------------------------------------------
 
-    def prepare(self, console) -> None:
+    def prepare(self) -> None:
         """Allocates and pins the memory of the largest product that the host has memory for."""
         itemsize = max(DTYPES[dtype].itemsize for dtype in self.args.dtype)
-        start = time.perf_counter()
         for size in sorted(self.args.sizes, reverse=True):
-            nbytes = size**2 * itemsize
             try:
-                self._pool = HostPool(nbytes)
+                self._pool = HostPool(size**2 * itemsize)
                 break
             except RuntimeError as error:
-                console.print(f"{size}: {text_of(error)}", markup=False)
-        self.header["touch_seconds"] = time.perf_counter() - start
-        self.header["pin_seconds"] = self.header["not_pinned"] = None
-        if self._pool is None:
-            return
-        if self.device.type == "cuda":
-            start = time.perf_counter()
+                print(f"{size}: {text_of(error)}")
+        if self._pool is not None and self.device.type == "cuda":
             try:
                 self._pool.pin()
-                self.header["pin_seconds"] = time.perf_counter() - start
                 self._is_pinned = True
             except RuntimeError as error:
                 self._pool.unpin()
-                self.header["not_pinned"] = text_of(error)
-        told = {name: self.header[f"{name}_seconds"] for name in ("touch", "pin")}
-        console.print(f"3 x {nbytes / 2**30:.3g} GiB of the host, seconds: {told}", markup=False)
-        if self.header["not_pinned"]:
-            console.print(self.header["not_pinned"], markup=False)
+                print(text_of(error))
 
     def close(self) -> None:
         """Writes the results, and gives pinned memory back."""
@@ -191,7 +178,7 @@ class Run:
         )
         self.save()
 
-    def decline(self, job: Job, why: str) -> None:
+    def _decline(self, job: Job, why: str) -> None:
         """Adds a row that says why there is none of a job."""
         if job.size is None:
             self._add_copy(job.way, None, Times(failure=why))
@@ -214,7 +201,7 @@ class Run:
                 self._unpin()
             do(job)
         except Exception as error:  # the run goes on, since it may be the only one
-            self.decline(job, text_of(error))
+            self._decline(job, text_of(error))
         finally:
             release(self.device)
 

@@ -1,8 +1,7 @@
 """The error of complex64 products against complex128, by K.
 
     python -m benchmarks.studies.complex_errors --k-max 4096
-    python -m benchmarks.studies.complex_errors --json results.json --plot errors.svg
-    python -m benchmarks.studies.complex_errors --redraw results.json --plot errors.svg
+    python -m benchmarks.studies.complex_errors --json benchmarks/results/complex_errors_cpu.json
 
 M and N are small, and K counts complex numbers. The vendor's product is cuBLAS on CUDA,
 torch.matmul's on a CPU, where "fp32" is algorithm="fp16x3" and "ieee" algorithm="tiled", which
@@ -15,7 +14,7 @@ figures are means over seeds:
                   whichever is larger
     recomputed    of "fp32": the parts of elements that its guard flags, divided by all parts
 
-The plot needs matplotlib.
+benchmarks.pages draws the results.
 """
 
 from functools import partial
@@ -25,17 +24,9 @@ import torch
 import torch_tiled
 from benchmarks.command import exit_with
 from benchmarks.gemm.check import full_precision_peer, reference
-from benchmarks.pages import plots
-from benchmarks.pages.rows import select
-from benchmarks.studies.errors import run, study
+from benchmarks.studies.errors import recomputed, run, study
 
 LARGE = 2.0**12
-STYLES = {  # of the ways to multiply; the vendor's is the first
-    "ieee": {"color": plots.ORANGE, "marker": "^"},
-    "fp32": {"color": plots.BLUE, "marker": "o"},
-    "3M": {"color": plots.VERMILION, "marker": "v"},
-}
-VENDOR_STYLE = {"color": plots.BLACK, "marker": "s"}
 
 
 def scaled(real, imaginary):
@@ -88,12 +79,6 @@ def products(device):
     }
 
 
-def recomputed(a, b, device):
-    """The share of parts that the guard flags; 0 where the sum has no guard."""
-    values = torch_tiled.explain(a, b, **ours("fp32", device)).values
-    return values.get("recomputed", 0) / (2 * a.shape[0] * b.shape[1])
-
-
 def figures(result, exact):
     """The errors of a result."""
     of_parts = (
@@ -106,35 +91,8 @@ def figures(result, exact):
 
 def found_of(kind, a, b, exact, results):
     found = {way: figures(result, exact) for way, result in results.items()}
-    found["fp32"]["recomputed"] = recomputed(a, b, a.device.type)
+    found["fp32"]["recomputed"] = recomputed(a, b, **ours("fp32", a.device.type))
     return found
-
-
-def draw(results, path):
-    """A panel for each kind of operands: the worse part's errors, and dashed those by modulus."""
-    rows, header = results["rows"], results["header"]
-    kinds = list(dict.fromkeys(row["operands"] for row in rows))
-    ways = list(dict.fromkeys(row["product"] for row in rows))
-    figure, grid = plots.subplots(2, 2, size=(9, 7.6))
-    for kind, axes in zip(kinds, grid.flat, strict=True):
-        for way in ways:
-            found, style = select(rows, operands=kind, product=way), STYLES.get(way, VENDOR_STYLE)
-            ks = [row["k"] for row in found]
-            errors, of_parts = ([row[x] for row in found] for x in ("error", "part_error"))
-            axes.plot(ks, of_parts, label=way, markersize=4, **style)
-            axes.plot(ks, errors, color=style["color"], **plots.DASHED)
-        axes.plot([], [], color="0.3", label="by modulus", **plots.DASHED)
-        axes.set_xscale("log", base=2)
-        axes.set(yscale="log", xlabel="K, of complex numbers")
-        axes.set_ylabel("relative error of the worse part")
-        axes.set_title(kind, fontsize="large")
-    handles = grid.flat[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=len(ways) + 1, fontsize="medium")
-    figure.suptitle(
-        f"complex64 products against complex128: {header['device']}, torch {header['torch']}, "
-        f"M = N = {header['size']}, mean over {header['seeds']} seeds"
-    )
-    plots.save(figure, path)
 
 
 def measure(args):
@@ -143,7 +101,7 @@ def measure(args):
 
 
 def main(argv=None):
-    return run("benchmarks.studies.complex_errors", __doc__, argv, measure, draw)
+    return run("benchmarks.studies.complex_errors", __doc__, argv, measure)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
     python -m benchmarks.studies.errors --k-max 4096
     python -m benchmarks.studies.errors --json benchmarks/results/errors_cpu.json
-    python -m benchmarks.studies.errors --redraw results.json --plot errors.svg
 
 M and N are small. The vendor's product is cuBLAS on CUDA, torch.matmul's on a CPU. The results have
 a row for each kind of operands, K and way to multiply. Its figures are means over seeds, those that
@@ -17,25 +16,21 @@ end in _u in units of u = 2^-24:
 Under "iteration" are rows of N products by one orthogonal matrix of 128 x 128, each of the result
 before it, with the same error and shrinkage_u against N products in float64. There what each
 product's errors have in common adds up: shrinkage grows as N does, and roundings that have nothing
-in common as its square root. The plot needs matplotlib.
+in common as its square root. benchmarks.pages draws the results.
 """
 
-import argparse
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 import torch_tiled
-from benchmarks.command import Parser, at_least, exit_with, new_file
+from benchmarks.command import Parser, at_least, exit_with
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import full_precision_peer, reference
 from benchmarks.pages import files
-from benchmarks.studies import error_plots
-from benchmarks.studies.attack_bounds import ORDERS, flagged
 
 U = reference.U[torch.float32]
-ALGORITHMS = tuple(error_plots.LABELS)
+ALGORITHMS = ("naive", "tiled", "fp16x3")
 LENGTHS = (10, 100, 1000)  # how many products by an orthogonal matrix
 SIDE = reference.MIN_K["fp16x3"]  # of that matrix: shorter sums are in the chunked order
 
@@ -72,11 +67,11 @@ OPERANDS = {
 POSITIVE = ("uniform(0, 1)", "lognormal, sigma 2")  # these have a bias to study
 
 
-def guarded(a, b):
-    """The share of elements that fp16x3 flags, by the rule of the specification."""
-    if a.shape[1] < reference.MIN_K["fp16x3"]:
-        return 0.0
-    return flagged(ORDERS["fp16x3"], a, b.mT).double().mean().item()
+def recomputed(a, b, **options):
+    """The share of elements that the guard flags, or of their parts; 0 if the sum has no guard."""
+    parts = 2 if a.is_complex() else 1
+    flagged = torch_tiled.explain(a, b, **options).values.get("recomputed", 0)
+    return flagged / (parts * a.shape[0] * b.shape[1])
 
 
 def figures(result, exact):
@@ -135,7 +130,7 @@ def found_of(kind, a, b, exact, results):
         for way, result in results.items():
             found[way]["bias_u"] = ((result.double() - exact) / exact).mean().item() / U
     if "fp16x3" in results:
-        found["fp16x3"]["guarded"] = guarded(a.cpu(), b.cpu())
+        found["fp16x3"]["guarded"] = recomputed(a, b, algorithm="fp16x3")
     return found
 
 
@@ -168,42 +163,17 @@ def powers(x, matrix, multiply):
             yield i + 1, x
 
 
-def run(
-    module: str,
-    description: str,
-    argv: list[str] | None,
-    measure: Callable[[argparse.Namespace], dict],
-    draw: Callable[[dict, Path], None],
-) -> int:
-    """The command of a study: draws results that are there, or measures, writes and draws them."""
-    args = parse(argv, module, description)
-    try:
-        if args.redraw:
-            results = files.read(args.redraw)
-        else:
-            results = {"header": machine.describe(args, "size", "seeds"), **measure(args)}
-            files.write(args.json, results)
-    except files.ResultsError as error:
-        print(error)
-        return 1
-    if args.plot:
-        draw(results, args.plot)
-    return 0
-
-
-def parse(argv, module="benchmarks.studies.errors", description=__doc__):
+def run(module: str, description: str, argv: list[str] | None, measure: Callable) -> int:
+    """The command of a study: measures and writes."""
     parser = Parser(module, description)
     option = parser.add_argument
     option("--k-max", type=at_least(64), default=131072, help="the largest K; the first is 64")
     option("--size", type=at_least(1), default=32, help="M and N")
     seeds = "products to take the mean over"
     option("--seeds", type=at_least(1), default=reference.SEEDS, help=seeds)
-    option("--plot", type=new_file, metavar="PATH", help="draw them there, as .svg or .png")
-    option("--redraw", type=Path, metavar="RESULTS", help="draw these instead, run nothing")
     args = parser.parse_args(argv)
-    if args.redraw and not args.plot:
-        parser.error("--redraw needs --plot, the file to draw.")
-    return args
+    files.write(args.json, {"header": machine.describe(args, "size", "seeds"), **measure(args)})
+    return 0
 
 
 def measure(args):
@@ -219,7 +189,7 @@ def measure(args):
 
 
 def main(argv=None):
-    return run("benchmarks.studies.errors", __doc__, argv, measure, error_plots.draw)
+    return run("benchmarks.studies.errors", __doc__, argv, measure)
 
 
 if __name__ == "__main__":

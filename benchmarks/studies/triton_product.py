@@ -6,15 +6,17 @@ pipelined, and groups of blocks that run together share rows and columns in L2.
 """
 
 import itertools
-import statistics
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from benchmarks.gemm.measure import Operands, side_by_side
 
 PRECISIONS = ("bf16x3", "tf32x3", "bf16x6")
 GROUP_ROWS = 8  # of tiles, whose blocks run together
@@ -125,24 +127,14 @@ def compile_all(precisions: Iterable[str], tiles: Iterable[Tile], threads: int) 
             _launch(warm_up, precision, tile, a, a, a)
 
 
-def _us(precision: str, tile: Tile, sets: list, calls: int) -> float:
-    """The median time of a call, from events around each, after one that loads the code."""
-    multiply(precision, tile, *sets[0])
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(calls)]
-    for (start, end), operands in zip(events, itertools.cycle(sets)):
-        start.record()
-        multiply(precision, tile, *operands)
-        end.record()
-    torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in events) * 1e3
-
-
-def tune(precision: str, sets: list, tiles: Iterable[Tile], calls: int = 5) -> dict[Tile, float]:
+def tune(precision: str, sets: list[Operands], tiles: Iterable[Tile]) -> dict[Tile, float]:
     """Microseconds of each tile that fits the GPU, the fastest first."""
     found = {}
     for tile in tiles:
         try:
-            found[tile] = _us(precision, tile, sets, calls)
+            call = partial(multiply, precision, tile), sets
+            (spread,) = side_by_side([call], seconds=0, repeats=3)
+            found[tile] = spread.median
         except triton.runtime.errors.OutOfResources:
             continue  # more shared memory or registers than an SM has
     if not found:

@@ -128,6 +128,17 @@ def training(args: argparse.Namespace, name: str) -> dict:
     }
 
 
+def milliseconds(calls: dict[str, Step], repeats: int, x: torch.Tensor) -> dict[str, float]:
+    """The median time of each call, after a first one; they alternate, on the device of x."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(1 + repeats):
+        for name, call in calls.items():
+            start = now(x)
+            call()
+            times[name].append(now(x) - start)
+    return {name: statistics.median(each[1:]) * 1e3 for name, each in times.items()}
+
+
 @torch.no_grad()
 def prefill(args: argparse.Namespace) -> dict:
     """The median time of a Llama's logits, as it is and converted."""
@@ -138,13 +149,7 @@ def prefill(args: argparse.Namespace) -> dict:
     ours = converted(theirs)
     tasks.attend(ours)
     calls = {"": partial(ours, tokens), "peer_": partial(theirs, tokens)}
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(1 + args.steps):
-        for name, call in calls.items():
-            start = now(tokens)
-            call()
-            times[name].append(now(tokens) - start)
-    ms = {f"{name}ms": statistics.median(each[1:]) * 1e3 for name, each in times.items()}
+    ms = {f"{name}ms": x for name, x in milliseconds(calls, args.steps, tokens).items()}
     return {
         "model": "Llama 697M",
         "inputs": [list(shape)],
@@ -168,14 +173,6 @@ def prompts(args: argparse.Namespace, dtype: str) -> Iterator[dict]:
         tokens, logits = same_tokens.generate(model, list(rows), args.tokens)
         return model(rows).logits, logits, tokens
 
-    def prefill_ms(model: nn.Module, rows: torch.Tensor) -> float:
-        times = []
-        for _ in range(1 + args.repeats):
-            start = now(rows)
-            model(rows)
-            times.append(now(rows) - start)
-        return statistics.median(times[1:]) * 1e3
-
     for way in PROMPT_WAYS:
         asks = converted(model) if way == "convert" else model
         is_invariant = way == "invariant"
@@ -183,7 +180,8 @@ def prompts(args: argparse.Namespace, dtype: str) -> Iterator[dict]:
             together = answer(asks, asked)
             answers = [answer(asks, row) for row in asked.split(1)]
             alone = [torch.cat(each) for each in zip(*answers, strict=True)]
-            times = prefill_ms(asks, asked[:1]), prefill_ms(asks, asked)
+            calls = {"alone": partial(asks, asked[:1]), "batch": partial(asks, asked)}
+            times = milliseconds(calls, args.repeats, asked)
         pairs = list(zip(alone, together, strict=True))
         prefill, steps, tokens = (sum(map(torch.equal, *pair)) for pair in pairs)
         yield {
@@ -195,8 +193,8 @@ def prompts(args: argparse.Namespace, dtype: str) -> Iterator[dict]:
             "same_prompts": prefill,
             "same_generated": steps,
             "same_tokens": tokens,
-            "alone_ms": times[0],
-            "batch_ms": times[1],
+            "alone_ms": times["alone"],
+            "batch_ms": times["batch"],
         }
 
 

@@ -243,31 +243,30 @@ def scores(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> t
     )
 
 
-def by_efficient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-    is_16bit = q.dtype != torch.float32
-    kernel = SDPBackend.FLASH_ATTENTION if is_16bit else SDPBackend.EFFICIENT_ATTENTION
-    with sdpa_kernel(SDPBackend.MATH if q.is_cpu else kernel):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+def by_torch_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False
+) -> torch.Tensor:
+    """PyTorch's fastest kernel, or its products and softmax for what that does not take."""
+    is_16bit = q.dtype in (torch.bfloat16, torch.float16)
+    fastest = SDPBackend.FLASH_ATTENTION if is_16bit else SDPBackend.EFFICIENT_ATTENTION
+    with sdpa_kernel(SDPBackend.MATH if q.is_cpu else [fastest, SDPBackend.MATH]):
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
+        )
+
+
+def in_double(function: Product) -> Product:
+    """The function of float64 copies, a sequence of a batch at a time."""
+
+    def exactly(*tensors: torch.Tensor) -> torch.Tensor:
+        sequences = zip(*(x.split(1) for x in tensors), strict=True)
+        return torch.cat([function(*(x.double() for x in each)) for each in sequences])
+
+    return exactly
 
 
 def name_of_16bit(dtype: torch.dtype) -> str:
     return "" if dtype == torch.float32 else f", {str(dtype).removeprefix('torch.')}"
-
-
-def in_double(function: Product) -> Product:
-    """The function of float64 copies, a matrix of a batch at a time."""
-
-    def exactly_attention(*tensors: torch.Tensor) -> torch.Tensor:
-        matrices = zip(*(x.flatten(0, 1).double() for x in tensors), strict=True)
-        found = [function(*(x[None, None] for x in matrix)) for matrix in matrices]
-        return torch.cat(found).view(*tensors[0].shape[:2], *found[0].shape[2:])
-
-    return exactly_attention
-
-
-def by_math(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-    with sdpa_kernel(SDPBackend.MATH):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
 def step(
@@ -286,13 +285,13 @@ def attention(device: torch.device, small: bool) -> Iterator[Contest]:
     dtypes = torch.float32, torch.bfloat16
     cases = itertools.product(dtypes, shapes, ("forward", "step"), (False, True))
     for dtype, (batch, heads, length, columns), what, causal in cases:
-        functions = [partial(f, causal=causal) for f in (scores, by_efficient, by_math)]
+        functions = [partial(f, causal=causal) for f in (scores, by_torch_attention)]
         flops = 4 * batch * heads * length**2 * columns // (2 if causal else 1)
         count = 3
         if what == "step":
             functions = [partial(step, f) for f in functions]
             flops, count = flops * 7 // 2, 4
-        ours, peer, exact = functions
+        ours, peer = functions
         normal = partial(torch.randn, batch, heads, length, columns, device=device, dtype=dtype)
         what += (", causal" if causal else "") + name_of_16bit(dtype)
         yield Contest(
@@ -302,7 +301,7 @@ def attention(device: torch.device, small: bool) -> Iterator[Contest]:
             peer,
             operands(partial(several, normal, count), device),
             flops,
-            in_double(exact),
+            in_double(peer),
         )
 
 
@@ -315,24 +314,9 @@ def drawn(
     return tuple(torch.randn(shape, device=device, dtype=dtype) for shape in shapes)
 
 
-def one_query_by_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    is_shared = q.shape[1] != k.shape[1]
-    is_16bit = q.dtype in (torch.bfloat16, torch.float16)
-    fastest = SDPBackend.FLASH_ATTENTION if is_16bit else SDPBackend.EFFICIENT_ATTENTION
-    with sdpa_kernel([fastest, SDPBackend.MATH]):
-        return F.scaled_dot_product_attention(q, k, v, enable_gqa=is_shared)
-
-
 def copy(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     k.clone()
     return v.clone()
-
-
-def one_query_exactly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    def of_sequence(i: int) -> torch.Tensor:
-        return one_query_by_torch(*(x[i : i + 1].double() for x in (q, k, v)))
-
-    return torch.cat([of_sequence(i) for i in range(len(q))])
 
 
 def decode(device: torch.device, small: bool) -> Iterator[Contest]:
@@ -346,10 +330,11 @@ def decode(device: torch.device, small: bool) -> Iterator[Contest]:
         )
         what = f"{batch} x {heads} heads, {kv_heads} of {keys} x {columns}{name_of_16bit(dtype)}"
         flops = 4 * batch * heads * keys * columns
-        for name, peer in (("PyTorch", one_query_by_torch), ("a copy of k and v", copy)):
+        for name, peer in (("PyTorch", by_torch_attention), ("a copy of k and v", copy)):
             beside = f"{what}, beside {name}"
             ours = partial(scores, causal=False)
-            yield Contest("decode", beside, ours, peer, sets, flops, one_query_exactly)
+            exactly = in_double(by_torch_attention)
+            yield Contest("decode", beside, ours, peer, sets, flops, exactly)
 
 
 # --- the command ---------------------------------------------------------------------------------

@@ -23,13 +23,12 @@ from benchmarks.command import DTYPES, PRECISIONS, Parser, Session, at_least, ex
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import Wrong, full_precision_peer, judge
 from benchmarks.gemm.measure import Call, clock_name, side_by_side
-from benchmarks.gemm.report import Steps, make_console
 from benchmarks.gemm.variants import Contest, plain
 from benchmarks.pages.files import in_lines
 from benchmarks.pages.rows import kernels
 from benchmarks.suites.shapes import IN_PRECISIONS, Shape
 from benchmarks.survey import report as survey_report
-from benchmarks.survey.products import LEAST_FMAS, MOST_FMAS, aligned, fits, pool, products, views
+from benchmarks.survey.products import LEAST_FMAS, MOST_FMAS, pool, products, views
 
 COUNT = 1500  # products, where neither --count nor --seconds says how many
 EMPTY_CALLS = 64  # in a graph
@@ -78,41 +77,34 @@ def measure(numbers: torch.Tensor, shape: Shape, args: argparse.Namespace) -> di
             raise Wrong(f"{name}: {wrong}") from None
     calls: list[Call] = [contest.ours, contest.peer]
     calls += [(function, contest.operands) for function in named.values()]
-    near = aligned(shape)
-    neighbour = args.aligned and fits(numbers, near)
-    if neighbour:
-        calls.append((contest.ours[0], [views(numbers, near)]))
     timed = side_by_side(calls, seconds=0, repeats=args.repeats, dirty=True)
     us, peer_us, *others = (short(spread.median) for spread in timed)
     row = {name: getattr(shape, name) for name in ("batch", "m", "n", "k", "layout")}
     row |= {"kernel": picked.algorithm, "tile": getattr(picked, "tile", None)}
     row |= {"us": us, "peer_us": peer_us, "ratio": short(peer_us / us)}
     row["error"], row["peer_error"] = (short(each, 2) for each in errors["auto"])
-    if neighbour:
-        row["aligned_us"] = others.pop()
     if args.beside:
         row["beside"] = [[*told, time] for told, time in zip(tiles.items(), others, strict=True)]
     return row
 
 
-def measure_all(args: argparse.Namespace, console, rows: list[dict], refused: list[str]) -> None:
+def measure_all(args: argparse.Namespace, rows: list[dict], refused: list[str]) -> None:
     """Adds to rows and refused product by product, so that an interruption keeps them."""
     numbers = pool(args.seed, args.most, args.model, DTYPES[args.dtype], torch.device(args.device))
     shapes = itertools.islice(products(args.seed, args.most, model=args.model), args.count)
     end = time.monotonic() + (args.seconds or float("inf"))
-    with full_precision_peer(args.precision), Steps(console, args.count) as steps:
-        for shape in shapes:
+    with full_precision_peer(args.precision):
+        for number, shape in enumerate(shapes, start=1):
             if time.monotonic() > end:
                 break
-            steps.begin(str(shape))
             try:
                 row = measure(numbers, shape, args)
+                rows.append(row)
+                said = f"{shape}: {row['kernel']} {row['us']} us, ratio {row['ratio']:.2f}"
             except (Wrong, RuntimeError) as error:
-                refused.append(f"{shape}: {error}")
-                steps.finish(refused[-1])
-                continue
-            rows.append(row)
-            steps.finish(f"{shape}: {row['kernel']} {row['us']} us, ratio {row['ratio']:.2f}")
+                said = f"{shape}: {error}"
+                refused.append(said)
+            print(f"[{number}/{args.count or '?'}] {said}", flush=True)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -136,7 +128,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         metavar="KERNEL",
         help="time these as well, or all, if they sum in auto's order",
     )
-    option("--aligned", action="store_true", help="time the next multiples of 64 as well")
     args = parser.parse_args(argv)
     if args.precision != "fp32" and args.dtype not in IN_PRECISIONS:
         parser.error(f"--precision is {args.precision}, which is for float32 and complex64 alone.")
@@ -165,13 +156,13 @@ def _taken(args: argparse.Namespace, refuse) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    console, device = make_console(), torch.device(args.device)
+    device = torch.device(args.device)
     asked = ("dtype", "precision", "seed", "model", "count", "seconds", "most", "beside")
     header, rows, refused = machine.describe(args, *asked), [], []
     header["timing"] = {"clock": clock_name(device), "repeats": args.repeats, "l2": "overwritten"}
     header["refused"] = refused
     results = {"header": header, "rows": rows}
-    console.print(f"{header['device']}, torch {header['torch']}", markup=False)
+    print(f"{header['device']}, torch {header['torch']}")
 
     def save() -> None:
         if args.json:
@@ -179,11 +170,11 @@ def main(argv: list[str] | None = None) -> int:
 
     with Session(args, header, save) as session:
         header["empty_us"] = empty_us(device)
-        measure_all(args, console, rows, refused)
+        measure_all(args, rows, refused)
     if rows:
-        survey_report.print_results(console, results)
+        survey_report.print_results(results)
     for said in refused:
-        console.print(said, markup=False)
+        print(said)
     return session.status(bool(refused) or not rows)
 
 

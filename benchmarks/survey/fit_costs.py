@@ -26,8 +26,9 @@ import torch
 
 import torch_tiled
 from benchmarks.command import Parser, at_least, exit_with, positive
-from benchmarks.gemm.report import make_console, product, text_table
+from benchmarks.gemm.report import aligned, product
 from benchmarks.pages.files import ResultsError, read
+from benchmarks.pages.markdown import figure, table
 from benchmarks.survey.regimes import timed
 from torch_tiled.ops import Explanation
 
@@ -142,12 +143,12 @@ def over_best(row: dict, gpu: Gpu) -> float | None:
     return times[picked] / min(times.values()) if picked in times else None
 
 
-def print_picks(console, rows: list[dict], gpu: Gpu) -> None:
+def print_picks(rows: list[dict], gpu: Gpu) -> None:
     """Says how far auto is from the fastest kernels; nothing where no kernels were timed beside."""
     found = [ratio for row in rows if (ratio := over_best(row, gpu)) is not None]
     if found:
         mean = statistics.geometric_mean(found)
-        console.print(
+        print(
             f"By these costs auto takes {mean:.3f} times the time of the fastest kernel, in the "
             f"mean of {len(found)} products, and at worst {max(found):.2f}."
         )
@@ -163,9 +164,11 @@ def clock_mhz(path: Path, results: dict) -> float:
 
 def samples(rows: list[dict], mhz: float, gpu: Gpu) -> list[Sample]:
     """The rows whose plan has the tile that ran."""
-    found = []
+    found, known = [], torch_tiled.algorithms()
     for row in rows:
         kernel, tile = row["kernel"], row["tile"]
+        if kernel not in known:  # it was deleted after it was measured
+            continue
         told = plan(kernel, row, gpu)
         if (told.algorithm, told.tile) == (kernel, tile):
             split = parts(kernel, row, gpu)
@@ -221,7 +224,7 @@ def fits(found: list[Sample]) -> dict[tuple[str, str], Fit]:
     return told
 
 
-def print_fits(console, told: dict[tuple[str, str], Fit]) -> None:
+def print_fits(told: dict[tuple[str, str], Fit]) -> None:
     lines = [
         {
             "kernel": kernel if tile == "all" else "",
@@ -229,13 +232,13 @@ def print_fits(console, told: dict[tuple[str, str], Fit]) -> None:
             "rows": str(each.rows),
             "time / model": f"{each.ratio:.2f}",
             "model's error": f"{each.error:.2f}",
-            "overhead": "-" if each.overhead is None else f"x {each.overhead:.2f}",
-            "rate": "-" if each.rate is None else f"x {each.rate:.2f}",
-            "error then": "-" if each.error_after is None else f"{each.error_after:.2f}",
+            "overhead, times": figure(each.overhead, ".2f"),
+            "rate, times": figure(each.rate, ".2f"),
+            "error then": figure(each.error_after, ".2f"),
         }
         for (kernel, tile), each in told.items()
     ]
-    console.print(text_table(None, 2, lines))
+    print(aligned(table(2, lines)))
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -252,7 +255,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    console, gpu = make_console(), Gpu(args.compute_capability, args.sms)
+    gpu = Gpu(args.compute_capability, args.sms)
     found, surveyed, count = [], [], 0
     try:
         for path in args.results:
@@ -268,14 +271,14 @@ def main(argv: list[str] | None = None) -> int:
             count += len(rows)
             found += samples(rows, args.mhz or clock_mhz(path, results), gpu)
     except ResultsError as error:
-        console.print(str(error), markup=False)
+        print(error)
         return 1
     if not found:
-        console.print("No row has a kernel and a tile that explain() would plan for it.")
+        print("No row has a kernel and a tile that explain() would plan for it.")
         return 1
-    print_fits(console, fits(found))
-    console.print(f"{count - len(found)} of {count} rows have another plan now.")
-    print_picks(console, surveyed, gpu)
+    print_fits(fits(found))
+    print(f"{count - len(found)} of {count} rows have another plan now.")
+    print_picks(surveyed, gpu)
     return 0
 
 

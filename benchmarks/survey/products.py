@@ -7,7 +7,6 @@ shorter one. They depend on neither dtype nor precision.
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 
@@ -87,22 +86,11 @@ def width_of_layer(choose: random.Random) -> int:
     return max(step, round(2 ** choose.uniform(4, 14)) // step * step)
 
 
-def aligned(shape: Shape) -> Shape:
-    """The next larger shape whose sides are multiples of 64."""
-    m, n, k = (-(-size // 64) * 64 for size in (shape.m, shape.n, shape.k))
-    return replace(shape, m=m, n=n, k=k)
-
-
 def pool(seed: int, most: float, model: bool, dtype: torch.dtype, device: torch.device):
     """Random normal numbers, as many as the operands of every product of `products` need."""
     numbers = min(MOST_MODEL_ELEMENTS if model else MOST_ELEMENTS, 2 * int(most)) + ALIGNED
     generator = torch.Generator(device).manual_seed(seed)
     return torch.empty(numbers, dtype=dtype, device=device).normal_(generator=generator)
-
-
-def fits(numbers: torch.Tensor, shape: Shape) -> bool:
-    """Whether the pool holds the operands of a product."""
-    return shape.operands + ALIGNED <= len(numbers)
 
 
 def views(numbers: torch.Tensor, shape: Shape) -> Operands:

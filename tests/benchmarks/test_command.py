@@ -39,8 +39,6 @@ EVERY += (attack_bounds,)
         (fit_costs, "r.json --compute-capability 75", "it is 75; it must be at least 80."),
         (errors, "--seeds 0", "argument --seeds: it is 0"),
         (errors, "--k-max 32", "argument --k-max: it is 32; it must be at least 64."),
-        (errors, "--plot no/e.svg", "argument --plot: it is no/e.svg; the folder no does not"),
-        (errors, "--redraw r.json", "--redraw needs --plot, the file to draw."),
         (which_way, "--sizes 0 --device cpu", "a size is 0; it must be a multiple of 1"),
         (course, "--size 0", "argument --size: it is 0; it must be at least 1."),
         (course, "--profile --device cpu", "--profile is for kernels on a GPU; "),
@@ -62,10 +60,3 @@ def test_a_missing_gpu_is_refused_in_a_sentence(capsys, monkeypatch, module):
     with pytest.raises(SystemExit):
         module.main(["--device", "cuda"])
     assert "torch sees no CUDA device; leave --device out" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("study", [errors, complex_errors])
-def test_an_error_study_redraws_a_file_that_is_there(tmp_path, capsys, study):
-    redraw = ["--redraw", str(tmp_path / "no.json"), "--plot", str(tmp_path / "no.svg")]
-    assert study.main(redraw) == 1
-    assert "no.json cannot be read" in capsys.readouterr().out

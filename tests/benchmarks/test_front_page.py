@@ -124,13 +124,3 @@ def test_the_ways_are_drawn_by_size(tmp_path):
         drawn = (tmp_path / "plot.svg").read_text()
         assert "</svg>" in drawn
         assert all((name in drawn) == bool(measured["rows"]) for name in ("JAX X", "1024 x 1024"))
-
-
-def test_an_interrupted_run_leaves_what_it_measured(run, monkeypatch):
-    def ends(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(which_way.Study, "hard", ends)
-    status, found, output = run(which_way.main, "--sizes 128 --device cpu --seconds 0.001")
-    assert status == 130 and "Interrupted" in output
-    assert found["rows"][0]["way"] == "torch.matmul"

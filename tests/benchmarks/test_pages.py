@@ -6,10 +6,9 @@ import re
 import pytest
 
 from benchmarks.pages import __main__ as write_pages
-from benchmarks.pages import files, limits, result_tables, rows, stream, stream_pipeline, surveys
+from benchmarks.pages import files, limits, result_tables, rows, stream, surveys
 from benchmarks.pages import markdown as pages
 from benchmarks.suites import shapes, suites
-from torch_tiled.stream.machine import Machine
 
 RESULTS = write_pages.RESULTS
 AGAIN = "python -m benchmarks.pages"
@@ -42,22 +41,6 @@ def test_plots_are_what_the_results_say(tmp_path, path):
         assert drawn == kept, f"draw it anew: {AGAIN}"
     words = re.compile(r"<text[^>]*>(.*?)</text>")
     assert words.findall(drawn) == words.findall(kept) != []
-
-
-@pytest.mark.parametrize(
-    "size, budget", [(stream_pipeline.SIZE, stream_pipeline.BUDGET), (9000, 1 << 30)]
-)
-def test_the_drawn_queues_end_when_their_plan_says(size, budget):
-    plan = stream_pipeline.planned(size, budget)
-    assert plan.grid.slices == 1 and plan.grid.rows * plan.grid.cols > 1
-    spans = [*stream_pipeline.spans_of(plan)]
-    assert spans[-1].end == pytest.approx(plan.seconds - Machine().call_seconds)
-    for queue in stream_pipeline.QUEUES:
-        times = [each for span in spans if span.queue == queue for each in (span.start, span.end)]
-        assert times == sorted(times)
-    loaded = [span for span in spans if span.queue == "in"]
-    seconds = sum(span.end - span.start for span in loaded)
-    assert seconds == pytest.approx(plan.in_seconds)
 
 
 def test_no_ratio_of_the_limits_is_written_by_hand():

@@ -5,7 +5,7 @@ import torch
 
 import torch_tiled
 from benchmarks.command import PRECISIONS
-from benchmarks.gemm import variants
+from benchmarks.gemm import report, variants
 from benchmarks.gemm.check import full_precision_peer, reference
 from benchmarks.gemm.jobs import plan
 from benchmarks.gemm.options import parse
@@ -112,3 +112,48 @@ def test_suites_are_well_formed(name):
         assert min(sizes) > 0
         assert layout in LAYOUTS
     assert set(suites.SUITES[name].variants) <= set(variants.VARIANTS)
+
+
+# --- `make bench` without arguments --------------------------------------------------------------
+
+KINDS = ["fp32", "ieee", "tf32", "bfloat16", "float64"]
+
+
+def default_jobs(monkeypatch, *, gpu):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    return plan(parse([]))
+
+
+def test_a_gpu_measures_the_headline(monkeypatch):
+    jobs = default_jobs(monkeypatch, gpu=True)
+    ways = {(job.suite, job.algorithm, job.variant) for job in jobs}
+    assert ways == {("headline", "auto", "plain")}
+    assert {report.kind(vars(job)) for job in jobs} == set(KINDS)
+    assert len(set(map(str, jobs))) == len(jobs) <= 15
+
+
+def test_a_cpu_measures_every_order_of_the_host(monkeypatch):
+    jobs = default_jobs(monkeypatch, gpu=False)
+    assert {job.suite for job in jobs} == {"host"} and len(jobs) <= 10
+    assert {job.algorithm for job in jobs} == {"naive", "tiled", "fp16x3", "tf32", "mma"}
+
+
+def test_what_is_asked_for_replaces_the_ways_of_a_shape():
+    def asked(*arguments):
+        jobs = plan(parse(["--suite", "host", "--device", "cpu", *arguments]))
+        return {(job.dtype, job.precision, job.algorithm) for job in jobs}
+
+    assert asked("--dtype", "bfloat16") == {("bfloat16", "fp32", "auto")}
+    assert asked("--precision", "ieee") == {("float32", "ieee", "auto")}
+    assert {algorithm for *_, algorithm in asked("--algorithm", "naive")} == {"naive"}
+
+
+def test_the_host_is_one_table_under_a_line_that_says_so(bench):
+    status, results, output = bench("--device", "cpu")
+    assert status == 0 and len(results["rows"]) == 10
+    lines = output.splitlines()
+    assert lines[0].startswith("This compares host code with torch.matmul")
+    table = lines[lines.index("host, against torch.matmul") + 1 :]
+    assert table[0].split()[:2] == ["kind", "layout"] and len(table) == 1 + 10
+    assert {line.split()[0] for line in table[1:]} == {*KINDS} - {"ieee"}
+    assert len(set(map(len, table))) <= 2  # columns have one width

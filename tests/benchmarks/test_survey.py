@@ -10,7 +10,7 @@ import torch
 from benchmarks.gemm.check import Wrong
 from benchmarks.gemm.report import product as shape_of
 from benchmarks.pages.files import in_lines
-from benchmarks.suites.shapes import LAYOUTS, Shape
+from benchmarks.suites.shapes import LAYOUTS
 from benchmarks.survey import __main__ as survey
 from benchmarks.survey import products as random_products
 from benchmarks.survey import regimes
@@ -81,7 +81,6 @@ def test_the_pool_holds_the_operands_of_every_product(model):
     most = 2e5
     numbers = random_products.pool(0, most, model, torch.float32, torch.device("cpu"))
     for shape in first(300, 0, most, model=model):
-        assert random_products.fits(numbers, shape)
         a, b = random_products.views(numbers, shape)
         batch = (shape.batch,) if shape.batch > 1 else ()
         assert a.shape == (*batch, shape.m, shape.k) and b.shape == (*batch, shape.k, shape.n)
@@ -89,11 +88,6 @@ def test_the_pool_holds_the_operands_of_every_product(model):
         for x, letter in ((a, shape.layout[0]), (b, shape.layout[1])):
             assert (x if letter == "N" else x.mT).is_contiguous()
         assert a.storage_offset() + a.numel() <= b.storage_offset()
-
-
-def test_the_aligned_product_has_the_next_multiples_of_64():
-    near = random_products.aligned(Shape(1, 64, 65, batch=3, layout="NT"))
-    assert near == Shape(64, 64, 128, batch=3, layout="NT")
 
 
 # --- a run ---------------------------------------------------------------------------------------
@@ -138,7 +132,7 @@ def test_kernels_are_timed_beside_each_other(measure):
         names = ["tiled16", *(["simt_tma"] if row["k"] >= 64 else [])]
         assert [name for name, *_ in row["beside"]] == names
         assert all(re.fullmatch(r"\d+x\d+", tile) and us > 0 for _, tile, us in row["beside"])
-    assert "ran, and the fastest" in output
+    assert "slower without a kernel" in output
     assert "times the time of the fastest kernel of its order" in output
 
 
@@ -170,13 +164,6 @@ def test_kernels_of_another_order_are_not_compared(monkeypatch):
         tiles = survey.beside(names, picked, contest, "fp32")
         assert len(tiles) > 1 and picked.algorithm not in tiles
         assert all(name.startswith(family) for name in [picked.algorithm, *tiles])
-
-
-def test_the_aligned_product_is_timed_where_it_is_asked_for(measure):
-    _, results, output = measure("--count 12 --aligned --beside tiled16")
-    near = [row for row in results["rows"] if "aligned_us" in row]
-    assert near and all(row["aligned_us"] > 0 and len(row["beside"]) == 1 for row in near)
-    assert f"of {len(near)} products take more than twice the time of the next" in output
 
 
 def test_no_time_of_what_is_wrong_is_reported(measure, monkeypatch):

@@ -7,6 +7,7 @@ Nothing here calls the library.
 import numpy as np
 import torch
 from helpers.attention_specification import _fma, _power
+from helpers.attention_specification import attention as attention_of_heads
 from helpers.specification import tensor_core
 
 TILE, CHUNK, SPAN = 64, 256, 128
@@ -118,19 +119,8 @@ def _attention_of_head(q, k, v, scale, dtype, mask, causal_offset):
 
 def attention(q, k, v, mask, causal_offset, scale):
     """The operator's results, of tensors of four dimensions with some batch."""
-    batch, heads, rows = q.shape[:3]
-    group, dtype = heads // k.shape[1], q.dtype
-    if mask is not None:
-        mask = mask.expand(batch, heads, rows, k.shape[2]).numpy()
-    q, k, v = (x.float().numpy() for x in (q, k, v))
-    found = [
-        attention_of_head(
-            *(q[b, h], k[b, h // group], v[b, h // group], scale, dtype),
-            *(None if mask is None else mask[b, h], causal_offset),
-        )
-        for b in range(batch)
-        for h in range(heads)
-    ]
-    out, total, top = (torch.from_numpy(np.stack(x)) for x in zip(*found, strict=True))
-    shape = batch, heads, rows
-    return out.reshape(*shape, -1).to(dtype), total.reshape(shape), top.reshape(shape).int()
+    wide = (x.float() for x in (q, k, v))
+    out, *sums = attention_of_heads(
+        *wide, mask, causal_offset, scale, q.dtype, of_head=attention_of_head
+    )
+    return out.to(q.dtype), *sums

@@ -184,16 +184,17 @@ def _attention_of_head(q, k, v, scale, mask, causal_offset):
     return rounded, total, exponents
 
 
-def attention(q, k, v, mask, causal_offset, scale):
-    """The operator's results, of tensors of four dimensions with some batch."""
+def attention(q, k, v, mask, causal_offset, *options, of_head=attention_of_head):
+    """The operator's results, of tensors of four dimensions with some batch; the options of a head
+    begin with its scale."""
     batch, heads, rows = q.shape[:3]
     group = heads // k.shape[1]
     if mask is not None:
         mask = mask.expand(batch, heads, rows, k.shape[2]).numpy()
     q, k, v = (x.numpy() for x in (q, k, v))
     found = [
-        attention_of_head(
-            *(q[b, h], k[b, h // group], v[b, h // group], scale),
+        of_head(
+            *(q[b, h], k[b, h // group], v[b, h // group], *options),
             *(None if mask is None else mask[b, h], causal_offset),
         )
         for b in range(batch)

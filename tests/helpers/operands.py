@@ -191,3 +191,12 @@ BATCHES = {
     "four": lambda *w: permuted(2, 2, 2, 2, *w, order=(3, 2, 1, 0)),
     "columns of a wider one": lambda k, n: torch.randn(2, 3, k, n + 4)[..., 4:],
 }
+
+
+MIXED = {  # the dtypes of two operands, of their product, and of a bias
+    "16-bit rows": (torch.bfloat16, torch.float32, torch.float32, torch.bfloat16),
+    "16-bit columns": (torch.float32, torch.float16, torch.float32, torch.float32),
+    "rounded": (torch.float32, torch.bfloat16, torch.bfloat16, torch.float32),
+    "sums kept": (torch.bfloat16, torch.bfloat16, torch.float32, torch.bfloat16),
+    "sums kept, wide bias": (torch.float16, torch.float16, torch.float32, torch.float32),
+}

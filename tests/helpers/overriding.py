@@ -40,3 +40,16 @@ def mixed(x, w, b):
     y = F.linear(x, w, b) @ w
     y = torch.addmm(y, y, w.mT @ w, alpha=0.5)
     return torch.einsum("ij,kj->ik", y, torch.bmm(y[None], y.mT[None])[0] @ y).relu()
+
+
+@contextlib.contextmanager
+def region(device, dtype):
+    """torch.autocast, which refuses CUDA on a machine without a GPU; none if dtype is None."""
+    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    torch.set_autocast_enabled(device, dtype is not None)
+    torch.set_autocast_dtype(device, dtype or before[1])
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, before[0])
+        torch.set_autocast_dtype(device, before[1])

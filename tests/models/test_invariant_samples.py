@@ -6,7 +6,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.overriding import region
 from helpers.reference import assert_within, rounded_bound
+from helpers.samples import op_db, widened
 from helpers.thinning import fewer, pairwise
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
@@ -15,10 +17,6 @@ from torch_tiled import invariant
 from torch_tiled._invariant_reductions import _LOSSES
 from torch_tiled._invariant_routes import INSIDE, INVARIANT_ROUTES
 
-op_db = pytest.importorskip(
-    "torch.testing._internal.common_methods_invocations",
-    reason="PyTorch's OpInfo database needs expecttest",
-).op_db
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.int64]
 REPLACED = {*INVARIANT_ROUTES, *INSIDE, torch.Tensor.norm}
 OPS = [op for op in op_db if {op.op, op.method_variant, op.inplace_variant} & REPLACED]
@@ -32,23 +30,6 @@ PRODUCTS |= {
     torch.linalg.vecdot,
     torch.Tensor.__rmatmul__,
 }
-
-
-def widened(sample, change=lambda x: x):
-    """The sample in float64 or complex128, with its tensors and scales changed."""
-
-    def wide(x):
-        if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()):
-            return change(x.to(torch.complex128 if x.is_complex() else torch.float64))
-        return x
-
-    sample = sample.transform(wide)
-    for name in ("alpha", "beta"):
-        if name in sample.kwargs:
-            sample.kwargs[name] = change(torch.tensor(sample.kwargs[name])).item()
-    if isinstance(dtype := sample.kwargs.get("dtype"), torch.dtype):
-        sample.kwargs["dtype"] = torch.complex128 if dtype.is_complex else torch.float64
-    return sample
 
 
 def tensors_of(result):
@@ -219,7 +200,7 @@ def test_dtypes_in_autocast_regions_are_pytorch_s(name, device, dtype):
     """FakeTensors have the dtypes of CUDA tensors, by PyTorch's own list."""
     function, is_fake = AUTOCAST[name], device != "cpu"
     device = device.split()[-1]
-    with FakeTensorMode() if is_fake else contextlib.nullcontext(), autocast(device):
+    with FakeTensorMode() if is_fake else contextlib.nullcontext(), region(device, torch.bfloat16):
         x = torch.ones(4, 8, 32, dtype=dtype, device=device)
         try:
             expected = function(x).dtype
@@ -230,14 +211,3 @@ def test_dtypes_in_autocast_regions_are_pytorch_s(name, device, dtype):
                 pytest.skip("this build of PyTorch copies no FakeTensor of CUDA")
             raise
         assert found == expected
-
-
-@contextlib.contextmanager
-def autocast(device):
-    """torch.autocast, which refuses CUDA on a machine without a GPU."""
-    torch.set_autocast_enabled(device, True)
-    torch.set_autocast_dtype(device, torch.bfloat16)
-    try:
-        yield
-    finally:
-        torch.set_autocast_enabled(device, False)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from helpers.compiling import BACKENDS
 from helpers.needs import needs_cuda
 from helpers.overriding import Products, operands, ours_alone
+from helpers.overriding import region as in_region
 from helpers.reference import REAL, assert_within, rounded_bound
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
@@ -423,19 +424,6 @@ OPERANDS = {
 }
 
 
-@contextlib.contextmanager
-def autocast(device, dtype):
-    """torch.autocast, which refuses CUDA on a machine without a GPU."""
-    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-    torch.set_autocast_enabled(device, True)
-    torch.set_autocast_dtype(device, dtype)
-    try:
-        yield
-    finally:
-        torch.set_autocast_enabled(device, before[0])
-        torch.set_autocast_dtype(device, before[1])
-
-
 def outcomes(function, device, **options):
     """The result's dtype for operands of all dtypes, or "error"."""
     found = {}
@@ -457,7 +445,7 @@ def outcomes(function, device, **options):
 
 
 def differences(function, device, region, **options):
-    with autocast(device, region):
+    with in_region(device, region):
         expected = outcomes(function, device, **options)
         with torch_tiled.override():
             found = outcomes(function, device, **options)

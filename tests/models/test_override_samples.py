@@ -3,31 +3,15 @@
 import pytest
 import torch
 from helpers.reference import DTYPES, assert_within, rounded_bound
+from helpers.samples import op_db, widened
 from torch.testing import assert_close
 
 import torch_tiled
 
-op_db = pytest.importorskip(
-    "torch.testing._internal.common_methods_invocations",
-    reason="PyTorch's OpInfo database needs expecttest",
-).op_db
 OPS = ("matmul", "__rmatmul__", "mm", "bmm", "mv", "inner", "addmm", "addbmm", "baddbmm", "addmv")
 OPS += ("einsum", "nn.functional.linear", "linalg.multi_dot")
 # The order of a sum shows in these dtypes.
 ROUNDED = (torch.float32, torch.float16, torch.bfloat16, torch.complex64)
-
-
-def doubled(sample, change=lambda x: x):
-    """The sample in float64 or complex128, with its tensors and scales changed."""
-
-    def widened(x):
-        return change(x.to(torch.complex128 if x.is_complex() else torch.float64))
-
-    wide = sample.transform(lambda x: widened(x) if isinstance(x, torch.Tensor) else x)
-    for name, value in wide.kwargs.items():
-        if isinstance(value, (int, float, complex)):
-            wide.kwargs[name] = change(torch.tensor(value)).item()
-    return wide
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.int64], ids=str)
@@ -55,7 +39,7 @@ def test_pytorch_s_own_samples(op, dtype, device):
             if dtype not in ROUNDED or torch.equal(result, expected):  # PyTorch computed it
                 assert_close(result, expected)
             else:
-                exact, size = run(doubled(sample)), run(doubled(sample, torch.abs))
+                exact, size = run(widened(sample)), run(widened(sample, torch.abs))
                 # There are two products at most; a sum is rounded with its product. A complex
                 # product adds two real ones to each part.
                 if dtype.is_complex:

@@ -1,12 +1,12 @@
 """Calls of reductions of a fixed order: autocast regions, dtypes and errors, beside PyTorch's."""
 
-import contextlib
 import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers.needs import needs_cuda
+from helpers.overriding import region as in_region
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torch_tiled.nn import functional as ours
@@ -50,19 +50,6 @@ def classes(x):
     return torch.zeros(3, dtype=torch.long, device=x.device)
 
 
-@contextlib.contextmanager
-def region(device, dtype):
-    """torch.autocast, which refuses CUDA on a machine without a GPU; none if dtype is None."""
-    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-    torch.set_autocast_enabled(device, dtype is not None)
-    torch.set_autocast_dtype(device, dtype or before[1])
-    try:
-        yield
-    finally:
-        torch.set_autocast_enabled(device, before[0])
-        torch.set_autocast_dtype(device, before[1])
-
-
 def outcomes(call, functions, device):
     """The dtypes of results; "error" if a parameter's dtype is refused, or "unknown"."""
     found = {}
@@ -84,7 +71,7 @@ REGIONS = pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16]
 @REGIONS
 @pytest.mark.parametrize("name", CALLS)
 def test_dtypes_are_pytorch_s(device, name, dtype):
-    with region(device, dtype):
+    with in_region(device, dtype):
         found, expected = (outcomes(CALLS[name], f, device) for f in (ours, Theirs()))
     if device == "cuda" and "norm" in name:  # PyTorch refuses float32 parameters of 16-bit tensors
         found = {key: "error" if expected[key] == "error" else x for key, x in found.items()}
@@ -95,7 +82,7 @@ def test_dtypes_are_pytorch_s(device, name, dtype):
 @pytest.mark.parametrize("name", CALLS)
 def test_dtypes_are_pytorch_s_on_a_gpu_that_is_not_there(name, dtype):
     """FakeTensors have the dtypes of CUDA tensors, by PyTorch's own list."""
-    with FakeTensorMode(), region("cuda", dtype):
+    with FakeTensorMode(), in_region("cuda", dtype):
         found, expected = (outcomes(CALLS[name], f, "cuda") for f in (ours, Theirs()))
     # PyTorch's fake kernels refuse no parameter.
     differ = {k: (x, expected[k]) for k, x in found.items() if x not in (expected[k], "unknown")}
@@ -106,7 +93,7 @@ def test_dtypes_are_pytorch_s_on_a_gpu_that_is_not_there(name, dtype):
 def test_autocast_casts_before_it_computes(device, name):
     x, weight = torch.randn(3, 4, device=device).bfloat16(), torch.rand(4, device=device)
     casts = device == "cuda" or "entropy" in name
-    with region(device, torch.bfloat16):
+    with in_region(device, torch.bfloat16):
         found = CALLS[name](ours, x, weight.bfloat16())
     weight = weight.bfloat16()
     wide = (x.float(), weight.float()) if casts else (x, weight)
@@ -132,166 +119,107 @@ X = torch.ones(2, 3)
 IMAGES = torch.ones(2, 4, 3)
 TARGET = torch.tensor([0, 2])
 BAD = {
-    "a list": (lambda: ours.softmax([1.0], 0), TypeError, "softmax: input is of type list; pass a"),
-    "complex": (
-        lambda: ours.sum(X.cfloat()),
-        RuntimeError,
-        r"sum: input is torch.complex64; it must be .*: pass torch.view_as_real\(input\), its",
-    ),
-    "integers": (
-        lambda: ours.mean(X.int()),
-        RuntimeError,
-        r"mean: input is torch.int32; it must be torch.float32, .*: pass input.double\(\)",
-    ),
-    "sparse": (
-        lambda: ours.softmax(X.to_sparse(), -1),
-        RuntimeError,
-        r"_row_softmax: x is a sparse tensor .*; use x.to_dense\(\)",
-    ),
-    "no such dim": (
-        lambda: ours.softmax(X, 2),
-        IndexError,
-        "softmax: dim is 2, and input has 2 dimensions; pass a dim from -2 to 1",
-    ),
-    "no such dim of a number": (
-        lambda: ours.sum(X[0, 0], 1),
-        IndexError,
-        "dim is 1, and input has 0 dimensions; pass a dim from -1 to 0",
-    ),
-    "a dim twice": (
-        lambda: ours.mean(X, (0, -2)),
-        RuntimeError,
-        r"mean: dim is \(0, -2\), which names a dimension twice",
-    ),
-    "no dim": (lambda: ours.logsumexp(X, None), TypeError, "logsumexp: dim is None; pass tuple"),
-    "an integer for a shape": (
-        lambda: ours.layer_norm(X, 3),
-        TypeError,
-        "layer_norm: normalized_shape is 3; pass a tuple of the sizes of the last dimensions",
-    ),
-    "another shape": (
-        lambda: ours.rms_norm(X, (2,)),
-        RuntimeError,
-        r"rms_norm: normalized_shape is \(2,\) and input is \(2, 3\); pass the sizes of its last",
-    ),
-    "no shape": (lambda: ours.layer_norm(X, ()), RuntimeError, r"normalized_shape is \(\) and"),
-    "a weight's shape": (
-        lambda: ours.layer_norm(X, (3,), torch.ones(2)),
-        RuntimeError,
-        r"layer_norm: weight is \(2,\) and normalized_shape is \(3,\); they must be equal",
-    ),
-    "a weight's dtype": (
-        lambda: ours.layer_norm(X, (3,), torch.ones(3).double()),
-        RuntimeError,
-        "weight is torch.float64 and x is torch.float32; weight must have x's dtype",
-    ),
-    "a bias's dtype": (
-        lambda: ours.group_norm(IMAGES, 2, None, torch.ones(4).half()),
-        RuntimeError,
-        "group_norm: bias is torch.float16 and input is torch.float32; pass both in one dtype",
-    ),
-    "channels": (
-        lambda: ours.group_norm(IMAGES, 3),
-        RuntimeError,
-        r"group_norm: num_groups is 3 and input is \(2, 4, 3\); it must be a divisor of the 4 chan",
-    ),
-    "no groups": (lambda: ours.group_norm(IMAGES, 0), RuntimeError, "num_groups is 0"),
-    "one number": (
-        lambda: ours.group_norm(X[:1], 3),
-        ValueError,
-        r"input is \(1, 3\) and num_groups is 3; a group must have more than one number",
-    ),
-    "no samples": (lambda: ours.group_norm(X[0], 3), RuntimeError, r"input is \(3,\); it must be"),
-    "a channel's weight": (
-        lambda: ours.group_norm(IMAGES, 2, torch.ones(2)),
-        RuntimeError,
-        r"weight is \(2,\) and input is \(2, 4, 3\); weight must be \(4,\), a number for each ch",
-    ),
-    "no class": (
-        lambda: ours.nll_loss(X, TARGET + 1),
-        IndexError,
-        "nll_loss: target has 3, and there are 3 classes; pass 0 to 2",
-    ),
-    "a negative class": (
-        lambda: ours.cross_entropy(X, TARGET - 1),
-        IndexError,
-        "cross_entropy: target has -1",
-    ),
-    "no index": (
-        lambda: ours.selective_log_softmax(X, TARGET + 1),
-        IndexError,
-        "selective_log_softmax: index has 3, and there are 3 classes",
-    ),
-    "a target's shape": (
-        lambda: ours.nll_loss(IMAGES, TARGET),
-        ValueError,
-        r"input is \(2, 4, 3\) and target is \(2,\); target must be \(2, 3\), input's shape withou",
-    ),
-    "a target's dtype": (
-        lambda: ours.cross_entropy(X, TARGET.int()),
-        RuntimeError,
-        r"cross_entropy: target is torch.int32; pass classes, target.long\(\)",
-    ),
-    "a target's type": (lambda: ours.nll_loss(X, [0, 1]), TypeError, "target is of type list"),
-    "counts for probabilities": (
-        lambda: ours.cross_entropy(X, X.long()),
-        RuntimeError,
-        r"target is torch.int64 in input's shape, \(2, 3\); pass probabilities, target.to\(input",
-    ),
-    "ignored probabilities": (
-        lambda: ours.cross_entropy(X, X, ignore_index=1),
-        RuntimeError,
-        "ignore_index is 1 and target has probabilities, of which none is ignored; leave it out",
-    ),
-    "smoothing": (
-        lambda: ours.cross_entropy(X, TARGET, label_smoothing=2),
-        RuntimeError,
-        "label_smoothing is 2; pass a number from 0 to 1",
-    ),
-    "reduction": (
-        lambda: ours.nll_loss(X, TARGET, reduction="max"),
-        ValueError,
-        'nll_loss: reduction is \'max\'; pass "none", "sum" or "mean"',
-    ),
-    "a class's weight": (
-        lambda: ours.nll_loss(X, TARGET, torch.ones(2)),
-        RuntimeError,
-        r"nll_loss: weight is \(2,\); it must be \(3,\), a number for each class",
-    ),
-    "a class's weight's dtype": (
-        lambda: ours.nll_loss(X, TARGET, torch.ones(3).double()),
-        RuntimeError,
-        "weight is torch.float64 and input is torch.float32; pass both in one dtype",
-    ),
-    "a gradient of weight": (
-        lambda: ours.cross_entropy(X, TARGET, torch.ones(3, requires_grad=True)),
-        RuntimeError,
-        r"weight requires grad, and it has no derivative; pass weight.detach\(\)",
-    ),
-    "a number": (lambda: ours.nll_loss(X[0, 0], TARGET[0]), ValueError, r"input is \(\)"),
-    "an index's shape": (
-        lambda: ours.selective_log_softmax(X, TARGET[:1]),
-        ValueError,
-        r"logits is \(2, 3\) and index is \(1,\); index must have the dimensions of logits but",
-    ),
-    "an index's dtype": (
-        lambda: ours.selective_log_softmax(X, TARGET.int()),
-        RuntimeError,
-        r"selective_log_softmax: index is torch.int32; pass index.long\(\)",
-    ),
-    "logits": (
-        lambda: ours.selective_log_softmax(TARGET, TARGET),
-        RuntimeError,
-        "selective_log_softmax: logits is torch.int64",
-    ),
+    TypeError: {
+        "softmax([1.0], 0)": "softmax: input is of type list; pass a",
+        "logsumexp(X, None)": "logsumexp: dim is None; pass tuple",
+        "layer_norm(X, 3)": (
+            "layer_norm: normalized_shape is 3; pass a tuple of the sizes of the last dimensions"
+        ),
+        "nll_loss(X, [0, 1])": "target is of type list",
+    },
+    RuntimeError: {
+        "sum(X.cfloat())": (
+            r"sum: input is torch.complex64; it must be .*: pass torch.view_as_real\(input\), its"
+        ),
+        "mean(X.int())": (
+            r"mean: input is torch.int32; it must be torch.float32, .*: pass input.double\(\)"
+        ),
+        "softmax(X.to_sparse(), -1)": r"_row_softmax: x is a sparse tensor .*; use x.to_dense\(\)",
+        "mean(X, (0, -2))": r"mean: dim is \(0, -2\), which names a dimension twice",
+        "rms_norm(X, (2,))": (
+            r"rms_norm: normalized_shape is \(2,\) and input is \(2, 3\); pass the sizes of its "
+            r"last"
+        ),
+        "layer_norm(X, ())": r"normalized_shape is \(\) and",
+        "layer_norm(X, (3,), torch.ones(2))": (
+            r"layer_norm: weight is \(2,\) and normalized_shape is \(3,\); they must be equal"
+        ),
+        "layer_norm(X, (3,), torch.ones(3).double())": (
+            "weight is torch.float64 and x is torch.float32; weight must have x's dtype"
+        ),
+        "group_norm(IMAGES, 2, None, torch.ones(4).half())": (
+            "group_norm: bias is torch.float16 and input is torch.float32; pass both in one dtype"
+        ),
+        "group_norm(IMAGES, 3)": (
+            r"group_norm: num_groups is 3 and input is \(2, 4, 3\); it must be a divisor of the 4 "
+            r"chan"
+        ),
+        "group_norm(IMAGES, 0)": "num_groups is 0",
+        "group_norm(X[0], 3)": r"input is \(3,\); it must be",
+        "group_norm(IMAGES, 2, torch.ones(2))": (
+            r"weight is \(2,\) and input is \(2, 4, 3\); weight must be \(4,\), a number for each "
+            r"ch"
+        ),
+        "cross_entropy(X, TARGET.int())": (
+            r"cross_entropy: target is torch.int32; pass classes, target.long\(\)"
+        ),
+        "cross_entropy(X, X.long())": (
+            r"target is torch.int64 in input's shape, \(2, 3\); pass probabilities, "
+            r"target.to\(input"
+        ),
+        "cross_entropy(X, X, ignore_index=1)": (
+            "ignore_index is 1 and target has probabilities, of which none is ignored; leave it out"
+        ),
+        "cross_entropy(X, TARGET, label_smoothing=2)": (
+            "label_smoothing is 2; pass a number from 0 to 1"
+        ),
+        "nll_loss(X, TARGET, torch.ones(2))": (
+            r"nll_loss: weight is \(2,\); it must be \(3,\), a number for each class"
+        ),
+        "nll_loss(X, TARGET, torch.ones(3).double())": (
+            "weight is torch.float64 and input is torch.float32; pass both in one dtype"
+        ),
+        "cross_entropy(X, TARGET, torch.ones(3, requires_grad=True))": (
+            r"weight requires grad, and it has no derivative; pass weight.detach\(\)"
+        ),
+        "selective_log_softmax(X, TARGET.int())": (
+            r"selective_log_softmax: index is torch.int32; pass index.long\(\)"
+        ),
+        "selective_log_softmax(TARGET, TARGET)": "selective_log_softmax: logits is torch.int64",
+    },
+    IndexError: {
+        "softmax(X, 2)": "softmax: dim is 2, and input has 2 dimensions; pass a dim from -2 to 1",
+        "sum(X[0, 0], 1)": "dim is 1, and input has 0 dimensions; pass a dim from -1 to 0",
+        "nll_loss(X, TARGET + 1)": "nll_loss: target has 3, and there are 3 classes; pass 0 to 2",
+        "cross_entropy(X, TARGET - 1)": "cross_entropy: target has -1",
+        "selective_log_softmax(X, TARGET + 1)": (
+            "selective_log_softmax: index has 3, and there are 3 classes"
+        ),
+    },
+    ValueError: {
+        "group_norm(X[:1], 3)": (
+            r"input is \(1, 3\) and num_groups is 3; a group must have more than one number"
+        ),
+        "nll_loss(IMAGES, TARGET)": (
+            r"input is \(2, 4, 3\) and target is \(2,\); target must be \(2, 3\), input's shape "
+            r"withou"
+        ),
+        "nll_loss(X, TARGET, reduction='max')": (
+            'nll_loss: reduction is \'max\'; pass "none", "sum" or "mean"'
+        ),
+        "nll_loss(X[0, 0], TARGET[0])": r"input is \(\)",
+        "selective_log_softmax(X, TARGET[:1])": (
+            r"logits is \(2, 3\) and index is \(1,\); index must have the dimensions of logits but"
+        ),
+    },
 }
+CASES = [(kind, *each) for kind, calls in BAD.items() for each in calls.items()]
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_errors(name):
-    call, error, sentence = BAD[name]
-    with pytest.raises(error, match=sentence):
-        call()
+@pytest.mark.parametrize("kind, code, sentence", CASES)
+def test_errors(kind, code, sentence):
+    with pytest.raises(kind, match=sentence):
+        eval(code, globals() | vars(ours))
 
 
 @needs_cuda

@@ -18,11 +18,7 @@ from helpers.attention import (
     to,
 )
 from helpers.needs import cpu_and_hopper, needs_hopper  # noqa: F401
-from helpers.reference import assert_same
-from helpers.strategies import layouts, random_problems
 from helpers.thinning import pairwise
-from hypothesis import given
-from hypothesis import strategies as st
 
 MOST_COLUMNS = 128  # on a GPU
 
@@ -120,42 +116,6 @@ def test_keys_that_are_not_seen_may_be_anything(device):
     assert torch.equal(ours(q, k, v, mask), expected)
     bias = torch.zeros(9, 100, device=device).masked_fill(~mask, -INF)
     assert torch.equal(ours(q, k, v, bias), expected)
-
-
-@st.composite
-def problems(draw_one):
-    """Shapes, layouts and a mask."""
-    sizes = st.sampled_from([1, 2, 3, 17])
-    batch, kv_heads, group = (draw_one(st.integers(1, 2)) for _ in range(3))
-    queries, columns, value_columns = (draw_one(sizes) for _ in range(3))
-    keys = draw_one(st.sampled_from([1, 2, 17, 65]))
-    heads = kv_heads * group
-    shapes = (
-        (batch, heads, queries, columns),
-        (batch, kv_heads, keys, columns),
-        (batch, kv_heads, keys, value_columns),
-        tuple(x if draw_one(st.booleans()) else 1 for x in (batch, heads, queries, keys)),
-    )
-    kind = draw_one(st.sampled_from(["none", "bool", "float"]))
-    offset = draw_one(st.none() | st.integers(-3, 70))
-    return shapes, [draw_one(layouts(shape)) for shape in shapes], kind, offset
-
-
-@given(problem=problems(), seed=st.integers(0, 2**20))
-@random_problems(200, 40)
-def test_layouts(device, problem, seed):
-    """Any strides, with NaN between the elements, have the bits of contiguous tensors."""
-    shapes, lays, kind, offset = problem
-    torch.manual_seed(seed)
-    tensors = [lay(torch.randn(shape)) for shape, lay in zip(shapes, lays, strict=True)]
-    if kind == "none":
-        tensors[3] = None
-    elif kind == "bool":
-        tensors[3] = tensors[3].new_zeros(shapes[3]).bernoulli_().bool().mT.contiguous().mT
-    contiguous = [None if x is None else x.contiguous() for x in tensors]
-    expected = operator(*to("cpu", *contiguous), offset, 0.3)
-    for found, wanted in zip(operator(*to(device, *tensors), offset, 0.3), expected, strict=True):
-        assert_same(found.cpu(), wanted)
 
 
 def in_order(order, *shape):

@@ -10,16 +10,13 @@ from helpers.attention_bounds import attention_bound
 from helpers.bad_calls import assert_raises
 from helpers.needs import cpu_and_hopper, needs_hopper  # noqa: F401
 from helpers.reference import assert_within
+from helpers.samples import op_db
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 import torch_tiled
 
-op_db = pytest.importorskip(
-    "torch.testing._internal.common_methods_invocations",
-    reason="PyTorch's OpInfo database needs expecttest",
-).op_db
 (OP_INFO,) = (op for op in op_db if op.name == "nn.functional.scaled_dot_product_attention")
 auto = torch_tiled.nn.functional.scaled_dot_product_attention
 close = functools.partial(assert_close, rtol=1e-5, atol=1e-5)
@@ -227,124 +224,79 @@ def x(*shape, **options):
 
 
 BAD_CALLS = {
-    "algorithm": (
-        lambda q: auto(q, q, q, algorithm="magic"),
-        'there is no algorithm "magic"; choose auto or fp16x3 or mma',
+    'auto(q, q, q, algorithm="magic")': (
+        'there is no algorithm "magic"; choose auto or fp16x3 or mma'
     ),
-    "dropout": (
-        lambda q: auto(q, q, q, dropout_p=0.1),
+    "auto(q, q, q, dropout_p=0.1)": (
         "dropout_p is 0.1; pass 0, or call torch.nn.functional.scaled_dot_product_attention, which "
-        "has dropout",
+        "has dropout"
     ),
-    "rank": (
-        lambda q: ours(q[0, 0, 0], q, q),
+    "ours(q[0, 0, 0], q, q)": (
         "query is (8,), key is (1, 2, 4, 8) and value is (1, 2, 4, 8); each must have at least 2 "
-        "dimensions",
+        "dimensions"
     ),
-    "type": (lambda q: ours(q, 1, q), "key is of type int; pass a tensor"),
-    "both masks": (
-        lambda q: ours(q, q, q, q[0, 0, :, :4], is_causal=True),
-        "is_causal is True and attn_mask is given; pass one of them",
+    "ours(q, 1, q)": "key is of type int; pass a tensor",
+    "ours(q, q, q, q[0, 0, :, :4], is_causal=True)": (
+        "is_causal is True and attn_mask is given; pass one of them"
     ),
-    "leading dimensions": (
-        lambda q: ours(q, x(1, 3, 4, 8), q),
+    "ours(q, x(1, 3, 4, 8), q)": (
         "query is (1, 2, 4, 8), key is (1, 3, 4, 8) and value is (1, 2, 4, 8); their leading "
-        "dimensions do not broadcast; enable_gqa=True is for fewer heads",
+        "dimensions do not broadcast; enable_gqa=True is for fewer heads"
     ),
-    "heads": (
-        lambda q: ours(q[0, 0], q, q, enable_gqa=True),
+    "ours(q[0, 0], q, q, enable_gqa=True)": (
         "query is (4, 8), key is (1, 2, 4, 8) and value is (1, 2, 4, 8); with enable_gqa each must "
-        "have at least 3 dimensions",
+        "have at least 3 dimensions"
     ),
-    "mask of many dimensions": (
-        lambda q: ours(q, q, q, x(3, 1, 1, 4, 4)),
+    "ours(q, q, q, x(3, 1, 1, 4, 4))": (
         "attn_mask is (3, 1, 1, 4, 4); it must expand to (1, 2, 4, 4), which are leading "
-        "dimensions, queries and keys",
+        "dimensions, queries and keys"
     ),
-    "bias": (
-        lambda q: ours(q, q, q, causal_lower_right(3, 4)),
+    "ours(q, q, q, causal_lower_right(3, 4))": (
         "attn_mask is a CausalBias of (3, 4), and there are 4 queries and 4 keys; make it of these "
-        "sizes",
+        "sizes"
     ),
 }
 
 
 @pytest.mark.parametrize("call", BAD_CALLS)
 def test_bad_calls(call):
-    function, sentence = BAD_CALLS[call]
-    assert_raises(f"{NAME}: {sentence}", function, x(1, 2, 4, 8))
+    names = globals() | {"q": x(1, 2, 4, 8)}
+    assert_raises(f"{NAME}: {BAD_CALLS[call]}", eval, call, names)
 
 
-BAD_OPERANDS = {  # what replaces q, k, v or mask
-    "dtype": (
-        {"k": x(1, 2, 5, 8).double()},
+BAD_OPERANDS = {  # where query is (1, 4, 3, 8), key is (1, 2, 5, 8) and value is (1, 2, 5, 6)
+    "k=k.double()": (
         "key is torch.float64; query, key and value must be torch.float32, torch.bfloat16 or "
-        "torch.float16",
+        "torch.float16"
     ),
-    "dtypes": (
-        {"v": x(1, 2, 5, 6).half()},
+    "v=v.half()": (
         "value is torch.float16 and query is torch.float32; query, key and value must have one "
-        "dtype",
+        "dtype"
     ),
-    "rank": (
-        {"v": x(2, 5, 6)},
-        "query is (1, 4, 3, 8), key is (1, 2, 5, 8) and value is (2, 5, 6); each must have 4 "
-        "dimensions: batch, heads, rows and columns",
-    ),
-    "batch": (
-        {"k": x(2, 2, 5, 8)},
-        "query is (1, 4, 3, 8), key is (2, 2, 5, 8) and value is (1, 2, 5, 6); their batches "
-        "must be equal",
-    ),
-    "heads of v": (
-        {"v": x(1, 4, 5, 6)},
-        "query is (1, 4, 3, 8), key is (1, 2, 5, 8) and value is (1, 4, 5, 6); key and value "
-        "must have as many heads",
-    ),
-    "heads of q": (
-        {"q": x(1, 3, 3, 8)},
-        "query is (1, 3, 3, 8), key is (1, 2, 5, 8) and value is (1, 2, 5, 6); query's heads "
-        "must be a multiple of key's",
-    ),
-    "no heads of k": (
-        {"k": x(1, 0, 5, 8), "v": x(1, 0, 5, 6)},
-        "query is (1, 4, 3, 8), key is (1, 0, 5, 8) and value is (1, 0, 5, 6); query's heads "
-        "must be a multiple of key's",
-    ),
-    "columns": (
-        {"k": x(1, 2, 5, 7)},
-        "query is (1, 4, 3, 8), key is (1, 2, 5, 7) and value is (1, 2, 5, 6); query and key "
-        "must have as many columns",
-    ),
-    "rows": (
-        {"v": x(1, 2, 4, 6)},
-        "query is (1, 4, 3, 8), key is (1, 2, 5, 8) and value is (1, 2, 4, 6); key and value "
-        "must have as many rows",
-    ),
-    "dtype of mask": (
-        {"mask": x(3, 5).long()},
-        "attn_mask is torch.int64; it must be torch.bool or torch.float32",
-    ),
-    "shape of mask": (
-        {"mask": x(3, 4)},
-        "attn_mask is (3, 4); it must expand to (1, 4, 3, 5), which are batch, heads, queries "
-        "and keys",
-    ),
-    "rank of mask": (
-        {"mask": x(1, 1, 1, 3, 5)},
-        "attn_mask is (1, 1, 1, 3, 5); it must expand to (1, 4, 3, 5), which are batch, heads, "
-        "queries and keys",
-    ),
+    "v=v[0]": "{shapes}; each must have 4 dimensions: batch, heads, rows and columns",
+    "k=x(2, 2, 5, 8)": "{shapes}; their batches must be equal",
+    "v=x(1, 4, 5, 6)": "{shapes}; key and value must have as many heads",
+    "q=x(1, 3, 3, 8)": "{shapes}; query's heads must be a multiple of key's",
+    "k=k[:, :0], v=v[:, :0]": "{shapes}; query's heads must be a multiple of key's",
+    "k=k[..., :7]": "{shapes}; query and key must have as many columns",
+    "v=v[:, :, :4]": "{shapes}; key and value must have as many rows",
+    "mask=x(3, 5).long()": "attn_mask is torch.int64; it must be torch.bool or torch.float32",
+    "mask=x(3, 4)": "attn_mask is (3, 4); {expand}",
+    "mask=x(1, 1, 1, 3, 5)": "attn_mask is (1, 1, 1, 3, 5); {expand}",
 }
+EXPAND = "it must expand to (1, 4, 3, 5), which are batch, heads, queries and keys"
 
 
-@pytest.mark.parametrize("given", BAD_OPERANDS)
+@pytest.mark.parametrize("replaced", BAD_OPERANDS)
 @pytest.mark.parametrize("where", ["cpu", "meta"])
-def test_bad_operands(given, where):
+def test_bad_operands(replaced, where):
     """On meta tensors as on a device."""
-    replaced, sentence = BAD_OPERANDS[given]
-    tensors = {"q": x(1, 4, 3, 8), "k": x(1, 2, 5, 8), "v": x(1, 2, 5, 6), "mask": None} | replaced
-    tensors = to(where, *tensors.values())
+    given = {"q": x(1, 4, 3, 8), "k": x(1, 2, 5, 8), "v": x(1, 2, 5, 6), "mask": None}
+    given |= eval(f"dict({replaced})", {"x": x, **given})
+    q, k, v = (tuple(given[name].shape) for name in "qkv")
+    shapes = f"query is {q}, key is {k} and value is {v}"
+    sentence = BAD_OPERANDS[replaced].format(shapes=shapes, expand=EXPAND)
+    tensors = to(where, *given.values())
     assert_raises(f"tiled::attention: {sentence}", operator, *tensors, None, 1.0)
 
 

@@ -185,7 +185,8 @@ def problems(draw_one):
 @given(problem=problems(), seed=st.integers(0, 2**20))
 @random_problems(200, 40)
 def test_layouts(device, problem, seed):
-    """Any strides, with NaN between the elements, have the bits of contiguous tensors."""
+    """Any strides, with NaN between the elements, have the bits of contiguous tensors: the results
+    and the gradients."""
     shapes, lays, kind, offset = problem
     torch.manual_seed(seed)
     *tensors, out = (lay(torch.randn(x)) for x, lay in zip(shapes, lays, strict=True))
@@ -194,9 +195,10 @@ def test_layouts(device, problem, seed):
     elif kind == "bool":
         tensors[4] = tensors[4].new_zeros(shapes[4]).bernoulli_().bool().mT.contiguous().mT
     contiguous = [None if x is None else x.contiguous() for x in tensors]
-    _, *sums = operator(*contiguous[1:], offset, 0.3)  # out may be any
-    expected = backward("cpu", *contiguous, (out.contiguous(), *sums), offset, 0.3)
-    found = backward(device, *tensors, (out, *sums), offset, 0.3)
+    results = _, *sums = operator(*contiguous[1:], offset, 0.3)
+    expected = *results, *backward("cpu", *contiguous, (out.contiguous(), *sums), offset, 0.3)
+    results = operator(*to(device, *tensors[1:]), offset, 0.3)
+    found = *results, *backward(device, *tensors, (out, *sums), offset, 0.3)  # out may be any
     for x, y in zip(found, expected, strict=True):
         assert_same(x.cpu(), y)
 

@@ -186,41 +186,30 @@ def x(*shape, **options):
     return torch.zeros(shape, **options)
 
 
-SHAPES = "query is (9, 4, 8), key is (9, 2, 8) and value is (9, 2, 6); "
-BAD_OPERANDS = {  # what replaces q, k, v or offsets
-    "value is torch.float64; query, key and value must be torch.float32": {
-        "v": x(9, 2, 6).double()
-    },
-    SHAPES.replace("(9, 2, 6)", "(2, 6)")
-    + "each must have 3 dimensions: rows, heads and columns": {"v": x(2, 6)},
-    SHAPES.replace("(9, 2, 6)", "(9, 1, 6)") + "key and value must have as many heads": {
-        "v": x(9, 1, 6)
-    },
-    SHAPES.replace("(9, 4, 8)", "(9, 3, 8)") + "query's heads must be a multiple of key's": {
-        "q": x(9, 3, 8)
-    },
-    SHAPES.replace("(9, 2, 8)", "(9, 2, 7)") + "query and key must have as many columns": {
-        "k": x(9, 2, 7)
-    },
-    SHAPES.replace("(9, 2, 6)", "(8, 2, 6)") + "key and value must have as many rows": {
-        "v": x(8, 2, 6)
-    },
-    "offsets_k is torch.int64; it must be torch.int32": {"offsets_k": x(3).long()},
-    "offsets_q is (3,) and offsets_k is (2,); both must be (sequences + 1,)": {
-        "offsets_k": x(2).int()
-    },
-    "offsets_q is (0,) and offsets_q is (0,); both must be (sequences + 1,)": {
-        "offsets_q": x(0).int()
-    },
+BAD_OPERANDS = {  # where query is (9, 4, 8), key is (9, 2, 8) and value is (9, 2, 6)
+    "v=v.double()": "value is torch.float64; query, key and value must be torch.float32",
+    "v=v[0]": "{shapes}; each must have 3 dimensions: rows, heads and columns",
+    "v=v[:, :1]": "{shapes}; key and value must have as many heads",
+    "q=q[:, :3]": "{shapes}; query's heads must be a multiple of key's",
+    "k=k[..., :7]": "{shapes}; query and key must have as many columns",
+    "v=v[:8]": "{shapes}; key and value must have as many rows",
+    "ends_k=x(3).long()": "offsets_k is torch.int64; it must be torch.int32",
+    "ends_k=x(2).int()": "offsets_q is (3,) and offsets_k is (2,); {ends}",
+    "ends_q=x(0).int()": "offsets_q is (0,) and offsets_q is (0,); {ends}",
 }
+SEQUENCES = "both must be (sequences + 1,)"
 
 
-@pytest.mark.parametrize("sentence", BAD_OPERANDS)
+@pytest.mark.parametrize("replaced", BAD_OPERANDS)
 @pytest.mark.parametrize("where", ["cpu", "meta"])
-def test_bad_operands(sentence, where):
+def test_bad_operands(replaced, where):
     """On meta tensors as on a device."""
-    ends = {"offsets_q": x(3).int(), "offsets_k": x(3).int()}
-    given = {"q": x(9, 4, 8), "k": x(9, 2, 8), "v": x(9, 2, 6)} | ends | BAD_OPERANDS[sentence]
+    given = {"q": x(9, 4, 8), "k": x(9, 2, 8), "v": x(9, 2, 6)}
+    given |= {"ends_q": x(3).int(), "ends_k": x(3).int()}
+    given |= eval(f"dict({replaced})", {"x": x, **given})
+    q, k, v = (tuple(given[name].shape) for name in "qkv")
+    shapes = f"query is {q}, key is {k} and value is {v}"
+    sentence = BAD_OPERANDS[replaced].format(shapes=shapes, ends=SEQUENCES)
     tensors = to(where, *given.values())
     assert_raises(f"tiled::attention_packed: {sentence}", packed, *tensors, 5, 5, False, 1.0)
 

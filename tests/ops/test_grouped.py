@@ -244,87 +244,58 @@ def i32(*values):
 A, B = f32(6, 8), f32(2, 8, 4)
 OFFS = i32(2, 6)
 BAD = {
-    "rank": (
-        (f32(8), B, OFFS),
-        "a is (8,) and b is (2, 8, 4); each must have 2 or 3 dimensions",
+    "f32(8), B, OFFS": "a is (8,) and b is (2, 8, 4); each must have 2 or 3 dimensions",
+    "A, f32(1, 2, 8, 4), OFFS": (
+        "a is (6, 8) and b is (1, 2, 8, 4); each must have 2 or 3 dimensions"
     ),
-    "rank of b": (
-        (A, f32(1, 2, 8, 4), OFFS),
-        "a is (6, 8) and b is (1, 2, 8, 4); each must have 2 or 3 dimensions",
+    "A, B[:, :7], OFFS": "a is (6, 8) and b is (2, 7, 4); a's columns must equal b's rows",
+    "A, B": "a is (6, 8) and b is (2, 8, 4); pass offs, the end of each group",
+    "f32(2, 6, 8), B, OFFS": (
+        "a is (2, 6, 8) and b is (2, 8, 4); offs cuts a matrix, and both are batches; pass no offs"
     ),
-    "k": (
-        (A, B[:, :7], OFFS),
-        "a is (6, 8) and b is (2, 7, 4); a's columns must equal b's rows",
+    "f32(3, 6, 8), B": "a is (3, 6, 8) and b is (2, 8, 4); they must have as many matrices",
+    "A, B, OFFS.long()": (
+        "offs is torch.int64; it must be torch.int32, for example by .to(torch.int32)"
     ),
-    "no offs": ((A, B), "a is (6, 8) and b is (2, 8, 4); pass offs, the end of each group"),
-    "offs of a batch": (
-        (f32(2, 6, 8), B, OFFS),
-        "a is (2, 6, 8) and b is (2, 8, 4); offs cuts a matrix, and both are batches; pass no offs",
+    "A, B, OFFS[None]": "offs is (1, 2); it must be (groups,)",
+    "A, B, i32(2, 4, 6)": (
+        "a is (6, 8) and b is (2, 8, 4); offs is (3,), and it must have an end for each matrix"
     ),
-    "batch": (
-        (f32(3, 6, 8), B),
-        "a is (3, 6, 8) and b is (2, 8, 4); they must have as many matrices",
+    "B, f32(4, 6), i32(6)": (
+        "a is (2, 8, 4) and b is (4, 6); offs is (1,), and it must have an end for each matrix"
     ),
-    "int64": (
-        (A, B, OFFS.long()),
-        "offs is torch.int64; it must be torch.int32, for example by .to(torch.int32)",
+    "f32(1, 8).expand(2 ** 31, 8), B, OFFS": (
+        f"a is ({2**31}, 8) and b is (2, 8, 4); offs is (2,), and 32 bits count at most 2**31 - 1"
     ),
-    "rank of offs": ((A, B, OFFS[None]), "offs is (1, 2); it must be (groups,)"),
-    "groups": (
-        (A, B, i32(2, 4, 6)),
-        "a is (6, 8) and b is (2, 8, 4); offs is (3,), and it must have an end for each matrix",
-    ),
-    "groups of a": (
-        (B, f32(4, 6), i32(6)),
-        "a is (2, 8, 4) and b is (4, 6); offs is (1,), and it must have an end for each matrix",
-    ),
-    "length": (
-        (f32(1, 8).expand(2**31, 8), B, OFFS),
-        f"a is ({2**31}, 8) and b is (2, 8, 4); offs is (2,), and 32 bits count at most 2**31 - 1",
-    ),
-    "bias": (
-        (A, B, OFFS, f32(3)),
-        "bias is (3,); it must be (4,) for all groups, or (2, 4)",
-    ),
-    "bias of groups": (
-        (A, B, OFFS, f32(4, 2)),
-        "bias is (4, 2); it must be (4,) for all groups, or (2, 4)",
-    ),
-    "bias of columns": (
-        (B.mT, A.mT, OFFS, f32(6)),
+    "A, B, OFFS, f32(3)": "bias is (3,); it must be (4,) for all groups, or (2, 4)",
+    "A, B, OFFS, f32(4, 2)": "bias is (4, 2); it must be (4,) for all groups, or (2, 4)",
+    "B.mT, A.mT, OFFS, f32(6)": (
         "bias is (6,) and b is cut by columns, of which groups have different ones; add it to the "
-        "result",
+        "result"
     ),
-    "dtype of bias": (
-        (A, B, OFFS, f32(4).double()),
+    "A, B, OFFS, f32(4).double()": (
         "bias is torch.float64 and a is torch.float32; pass both in one dtype, for example with "
-        ".to(torch.float64), which has all values of both",
+        ".to(torch.float64), which has all values of both"
     ),
-    "dtypes": (
-        (A, B.double(), OFFS),
+    "A, B.double(), OFFS": (
         "a is torch.float32 and b is torch.float64; pass both in one dtype, for example with "
-        ".to(torch.float64), which has all values of both",
+        ".to(torch.float64), which has all values of both"
     ),
-    "complex": (
-        (A.to(torch.complex64), B.to(torch.complex64), OFFS),
-        f"a is {unsupported_in_groups(torch.complex64)}",
+    "A.to(torch.complex64), B.to(torch.complex64), OFFS": (
+        f"a is {unsupported_in_groups(torch.complex64)}"
     ),
-    "complex beside real": (
-        (A, B.to(torch.complex64), OFFS),
-        f"b is {unsupported_in_groups(torch.complex64)}",
+    "A, B.to(torch.complex64), OFFS": f"b is {unsupported_in_groups(torch.complex64)}",
+    "A.to(torch.complex32), B.to(torch.complex32), OFFS": (
+        f"a is {unsupported_in_groups(torch.complex32)}"
     ),
-    "complex32": (
-        (A.to(torch.complex32), B.to(torch.complex32), OFFS),
-        f"a is {unsupported_in_groups(torch.complex32)}",
-    ),
-    "integers": ((A.int(), B.int(), OFFS), f"a is {unsupported_in_groups(torch.int32)}"),
+    "A.int(), B.int(), OFFS": f"a is {unsupported_in_groups(torch.int32)}",
 }
 
 
 @pytest.mark.parametrize("where", ["device", "meta", "compiled"])
 @pytest.mark.parametrize("case", BAD)
 def test_errors(case, where, device, fresh_compiler):
-    arguments, sentence = BAD[case]
+    arguments, sentence = eval(case), BAD[case]
     on = "meta" if where == "meta" else device
     a, b, offs, bias = [
         # A long operand has one row.

@@ -217,35 +217,31 @@ def test_expanded_rows(device):
 
 
 BAD = {
-    "integers": (lambda x: softmax(x.long(), False), "_row_softmax: x is torch.int64; it must be "),
-    "complex": (lambda x: logsumexp(x.cfloat()), "_row_logsumexp: x is torch.complex64; it must "),
-    "a number": (lambda x: softmax(x[0, 0], False), r"_row_softmax: x is \(\); it must have a dim"),
-    "two shapes": (
-        lambda x: backward(x, x[:1], False),
-        r"backward: grad is \(2, 3\) and y is \(1, 3\); they must have one shape",
+    "softmax(x.long(), False)": "_row_softmax: x is torch.int64; it must be ",
+    "logsumexp(x.cfloat())": "_row_logsumexp: x is torch.complex64; it must ",
+    "softmax(x[0, 0], False)": "_row_softmax: x is (); it must have a dim",
+    "backward(x, x[:1], False)": (
+        "backward: grad is (2, 3) and y is (1, 3); they must have one shape"
     ),
-    "two ranks": (
-        lambda x: backward(x, x[0], False),
-        r"backward: grad is \(2, 3\) and y is \(3,\); they must have one shape",
+    "backward(x, x[0], False)": (
+        "backward: grad is (2, 3) and y is (3,); they must have one shape"
     ),
-    "two dtypes": (
-        lambda x: backward(x, x.half(), False),
+    "backward(x, x.half(), False)": (
         "backward: grad is torch.float32 and y is torch.float16; pass both in one dtype, for "
-        r"example with .to\(torch.float32\)",
+        "example with .to(torch.float32)"
     ),
-    "integers, and their gradients": (
-        lambda x: backward(x.int(), x.int(), True),
-        "backward: grad is torch.int32; it must be torch.float32, torch.float64, torch.float16 or",
+    "backward(x.int(), x.int(), True)": (
+        "backward: grad is torch.int32; it must be torch.float32, torch.float64, torch.float16 or"
     ),
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("code", BAD)
 @pytest.mark.parametrize("of", ["cpu", "meta", pytest.param("cuda", marks=needs_cuda)])
-def test_errors(of, name):
-    call, sentence = BAD[name]
-    with pytest.raises(RuntimeError, match=sentence):
-        call(torch.ones(2, 3).to(of))
+def test_errors(of, code):
+    with pytest.raises(RuntimeError) as raised:
+        eval(code, globals() | {"x": torch.ones(2, 3).to(of)})
+    assert BAD[code] in str(raised.value)
 
 
 @needs_cuda

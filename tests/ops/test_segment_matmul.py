@@ -11,43 +11,32 @@ X, PTR, WEIGHT = torch.ones(9, 8), torch.tensor([0, 4, 9]), torch.ones(2, 8, 4)
 INT64_OR_32 = "pass a tensor of torch.int64 or torch.int32"
 MUST_BE = "x, ptr, weight, bias must be (rows, k), (groups + 1,), (groups, k, n) and (groups, n)"
 BAD_SEGMENTS = {
-    "a list": ((X, [0, 4, 9], WEIGHT), f"ptr is of type list; {INT64_OR_32}"),
-    "dtype of ptr": ((X, torch.ones(3), WEIGHT), f"ptr is torch.float32; {INT64_OR_32}"),
-    "weights": ((X, PTR, list(WEIGHT)), "weight is of type list; pass a tensor"),
-    "a number": ((X, PTR, WEIGHT, 1), "bias is of type int; pass a tensor"),
-    "rank": (
-        (X, PTR[None], WEIGHT),
-        f"x is (9, 8), ptr is (1, 3), weight is (2, 8, 4); {MUST_BE}",
+    "X, [0, 4, 9], WEIGHT": f"ptr is of type list; {INT64_OR_32}",
+    "X, torch.ones(3), WEIGHT": f"ptr is torch.float32; {INT64_OR_32}",
+    "X, PTR, list(WEIGHT)": "weight is of type list; pass a tensor",
+    "X, PTR, WEIGHT, 1": "bias is of type int; pass a tensor",
+    "X, PTR[None], WEIGHT": f"x is (9, 8), ptr is (1, 3), weight is (2, 8, 4); {MUST_BE}",
+    "X[:, 1:], PTR, WEIGHT": f"x is (9, 7), ptr is (3,), weight is (2, 8, 4); {MUST_BE}",
+    "X, PTR[:2], WEIGHT": f"x is (9, 8), ptr is (2,), weight is (2, 8, 4); {MUST_BE}",
+    "X, PTR, WEIGHT, torch.ones(4)": (
+        f"x is (9, 8), ptr is (3,), weight is (2, 8, 4), bias is (4,); {MUST_BE}"
     ),
-    "k": ((X[:, 1:], PTR, WEIGHT), f"x is (9, 7), ptr is (3,), weight is (2, 8, 4); {MUST_BE}"),
-    "groups": ((X, PTR[:2], WEIGHT), f"x is (9, 8), ptr is (2,), weight is (2, 8, 4); {MUST_BE}"),
-    "bias": (
-        (X, PTR, WEIGHT, torch.ones(4)),
-        f"x is (9, 8), ptr is (3,), weight is (2, 8, 4), bias is (4,); {MUST_BE}",
+    "X, PTR, WEIGHT, torch.ones(3, 4)": (
+        f"x is (9, 8), ptr is (3,), weight is (2, 8, 4), bias is (3, 4); {MUST_BE}"
     ),
-    "bias of groups": (
-        (X, PTR, WEIGHT, torch.ones(3, 4)),
-        f"x is (9, 8), ptr is (3,), weight is (2, 8, 4), bias is (3, 4); {MUST_BE}",
-    ),
-    "dtypes": (
-        (X, PTR, WEIGHT.double()),
+    "X, PTR, WEIGHT.double()": (
         "x is torch.float32 and weight is torch.float64; pass both in one dtype, for example with "
-        ".to(torch.float64), which has all values of both",
+        ".to(torch.float64), which has all values of both"
     ),
-    "integers": ((X.int(), PTR, WEIGHT.int()), f"x is {unsupported_in_groups(torch.int32)}"),
-    "complex": (
-        (X, PTR, WEIGHT.to(torch.complex64)),
-        f"weight is {unsupported_in_groups(torch.complex64)}",
-    ),
-    "dtype of bias": (
-        (X, PTR, WEIGHT, torch.ones(2, 4).double()),
+    "X.int(), PTR, WEIGHT.int()": f"x is {unsupported_in_groups(torch.int32)}",
+    "X, PTR, WEIGHT.to(torch.complex64)": f"weight is {unsupported_in_groups(torch.complex64)}",
+    "X, PTR, WEIGHT, torch.ones(2, 4).double()": (
         "bias is torch.float64 and x is torch.float32; pass both in one dtype, for example with "
-        ".to(torch.float64), which has all values of both",
+        ".to(torch.float64), which has all values of both"
     ),
-    "sparse": (
-        (X.to_sparse(), PTR, WEIGHT),
+    "X.to_sparse(), PTR, WEIGHT": (
         "x is a sparse tensor (torch.sparse_coo, torch.float32), and only dense tensors are taken; "
-        "use x.to_dense(), or torch.sparse.mm",
+        "use x.to_dense(), or torch.sparse.mm"
     ),
 }
 
@@ -55,7 +44,7 @@ BAD_SEGMENTS = {
 @pytest.mark.parametrize("where", ["device", "meta"])
 @pytest.mark.parametrize("case", BAD_SEGMENTS)
 def test_errors_of_segment_matmul(case, where, device):
-    arguments, sentence = BAD_SEGMENTS[case]
+    arguments, sentence = eval(case), BAD_SEGMENTS[case]
     on = "meta" if where == "meta" else device
     arguments = [x.to(on) if isinstance(x, torch.Tensor) else x for x in arguments]
     assert_raises(f"torch_tiled.segment_matmul: {sentence}", torch_tiled.segment_matmul, *arguments)

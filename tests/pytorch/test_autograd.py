@@ -329,27 +329,6 @@ def test_options_reach_the_products_of_backward(device):
     assert all(kwargs == options for kwargs in products)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_out_dtype(dtype, device):
-    a = randn(4, 8, device=device, dtype=dtype)
-    b = randn(8, 2, device=device, dtype=dtype)
-    out = torch_tiled.matmul(a, b, out_dtype=torch.float32)
-    assert out.dtype == torch.float32
-    assert_close(out, a.float() @ b.float())
-    seed = torch.randn_like(out)
-    grads = torch.autograd.grad(out, (a, b), seed)
-    assert [g.dtype for g in grads] == [dtype, dtype]
-    expected = seed @ b.float().mT, a.float().mT @ seed
-    assert_close(grads, tuple(g.to(dtype) for g in expected))
-    with forward_ad.dual_level():
-        dual = torch_tiled.matmul(
-            forward_ad.make_dual(a, torch.ones_like(a)), b, out_dtype=torch.float32
-        )
-        tangent = forward_ad.unpack_dual(dual).tangent
-    assert tangent.dtype == torch.float32
-    assert_close(tangent, torch.ones_like(a).float() @ b.float())
-
-
 def test_nothing_is_recorded_without_need(device):
     a, b = randn(2, 3, device=device), randn(3, 4, device=device)
     for op in (torch_tiled.matmul, torch.ops.tiled.matmul):

@@ -187,18 +187,6 @@ def test_writes_take_no_derivative(device):
             assert_close(written, expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_writes_of_examples(backend, device):
-    def write(c, a, b):
-        torch.func.vmap(torch_tiled.gemm_, in_dims=(0, 0, None))(c, a, b.conj())
-        return c * 1
-
-    c, a, b = (randn(*shape, device=device) for shape in ((2, 3, 5), (2, 3, 4), (4, 5)))
-    expected = c + a @ b.conj()
-    assert_close(torch.compile(write, fullgraph=True, backend=backend)(c, a, b), expected)
-    assert_close(c, expected)
-
-
 @pytest.mark.parametrize("view", ["plain", "conj", "neg", "both"])
 def test_writes_of_lazy_views(view, device):
     change = VIEWS[view]
@@ -217,18 +205,27 @@ def test_writes_of_lazy_views(view, device):
         assert_close((c, d), (sums.resolve_conj().resolve_neg(), product.resolve_conj()))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_writes_of_slices_of_a_conjugate(backend, device):
-    def write(c, a, b):
-        torch_tiled.gemm_(c.conj()[1:], a, b, beta=1j)
-        ops.matmul.out(a.conj(), b, out=c.mH[:, :3].mT)
-        return c * 1
+def of_slices_of_a_conjugate(c, a, b):
+    torch_tiled.gemm_(c.conj()[1:], a[1:], b, beta=1j)
+    ops.matmul.out(a[1:].conj(), b, out=c.mH[:, :3].mT)
 
-    c, a, b = (randn(*shape, device=device) for shape in ((4, 5), (3, 4), (4, 5)))
-    expected = c.clone()
-    assert_close(write(expected, a, b), expected)
-    assert_close(torch.compile(write, fullgraph=True, backend=backend)(c, a, b), expected)
-    assert_close(c, expected)
+
+def of_a_negative(c, a, b):
+    torch_tiled.gemm_(c.conj().imag, a.conj().imag, b.real)
+
+
+def of_examples(c, a, b):
+    c, a = (x.view(2, 2, 4) for x in (c, a))
+    torch.func.vmap(torch_tiled.gemm_, in_dims=(0, 0, None))(c, a, b.conj())
+
+
+def of_part(part):
+    def write(c, a, b):
+        a = a.real.contiguous()
+        torch_tiled.gemm_(part(c), a, a, beta=0.5)
+        torch_tiled.gemm_(part(c)[1:3], a[:2], a)
+
+    return write
 
 
 PARTS = {
@@ -237,38 +234,25 @@ PARTS = {
     "transpose": lambda z: z.real.mT,
     "view_as_real": lambda z: torch.view_as_real(z)[..., 1],
 }
+WRITES = {name: of_part(part) for name, part in PARTS.items()}
+WRITES |= {f.__name__: f for f in (of_slices_of_a_conjugate, of_a_negative, of_examples)}
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("kind", WRITES)
+@pytest.mark.parametrize("backend", BACKENDS)
 @every_complex
-def test_writes_of_parts(dtype, part, device):
-    z = randn(4, 4, device=device, dtype=dtype)
-    a = randn(4, 4, device=device, dtype=dtype).real.contiguous()
+def test_writes_of_views(dtype, backend, kind, device):
+    """Each writes what it does in a call that is not compiled."""
 
-    def write(z, a):
-        torch_tiled.gemm_(PARTS[part](z), a, a, beta=0.5)
-        torch_tiled.gemm_(PARTS[part](z)[1:3], a[:2], a)
-        return z * 1
-
-    expected = z.clone()
-    assert_close(write(expected, a), expected)
-    for backend in BACKENDS:
-        c = z.clone()
-        assert_close(torch.compile(write, fullgraph=True, backend=backend)(c, a), expected)
-        assert_close(c, expected)
-
-
-def test_writes_of_real_negatives(device):
     def write(c, a, b):
-        return torch_tiled.gemm_(c.conj().imag, a.conj().imag, b.real).sum()
+        WRITES[kind](c, a, b)
+        return c * 1
 
-    a, b, memory = (randn(*shape, device=device) for shape in ((3, 4), (4, 5), (3, 5)))
-    expected = memory.clone()
-    expected.imag.add_(a.imag @ b.real)
-    for f in (write, *(torch.compile(write, fullgraph=True, backend=x) for x in BACKENDS)):
-        c = memory.clone()
-        assert_close(f(c, a, b), -expected.imag.sum())
-        assert_close(c, expected)
+    c, a, b = (randn(4, 4, device=device, dtype=dtype) for _ in range(3))
+    expected = c.clone()
+    assert_close(write(expected, a, b), expected)
+    assert_close(torch.compile(write, fullgraph=True, backend=backend)(c, a, b), expected)
+    assert_close(c, expected)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.compiling import BACKENDS, count_compilations
+from helpers.operands import MIXED
 from helpers.overriding import ours_alone
 from helpers.reference import FLOATS_16BIT
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
@@ -124,15 +125,6 @@ def test_gradients_are_grouped_products(device):
         assert torch.equal(dx[rows], torch_tiled.matmul(dy[rows], weight[group].mT))
         assert torch.equal(dw[group], torch_tiled.matmul(x[rows].mT, dy[rows]))
     assert not dx[250:].any()
-
-
-MIXED = {  # the dtypes of two operands, of their product, and of a bias
-    "16-bit rows": (torch.bfloat16, torch.float32, torch.float32, torch.bfloat16),
-    "16-bit weights": (torch.float32, torch.float16, torch.float32, torch.float32),
-    "rounded": (torch.float32, torch.bfloat16, torch.bfloat16, torch.float32),
-    "sums kept": (torch.bfloat16, torch.bfloat16, torch.float32, torch.bfloat16),
-    "sums kept, wide bias": (torch.float16, torch.float16, torch.float32, torch.float32),
-}
 
 
 @pytest.mark.parametrize("kind", MIXED)

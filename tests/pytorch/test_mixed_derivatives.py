@@ -6,20 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.compiling import BACKENDS
+from helpers.operands import MIXED
 from helpers.reference import ACTIVATIONS
 from torch.autograd import forward_ad
 from torch.func import grad, vmap
 from torch.testing import assert_close
 
 import torch_tiled
-
-MIXED = {  # the dtypes of two operands, of their product, and of a bias
-    "16-bit rows": (torch.bfloat16, torch.float32, torch.float32, torch.bfloat16),
-    "16-bit columns": (torch.float32, torch.float16, torch.float32, torch.float32),
-    "rounded": (torch.float32, torch.bfloat16, torch.bfloat16, torch.float32),
-    "sums kept": (torch.bfloat16, torch.bfloat16, torch.float32, torch.bfloat16),
-    "sums kept, wide bias": (torch.float16, torch.float16, torch.float32, torch.float32),
-}
 
 
 @pytest.mark.parametrize("kind", MIXED)
@@ -41,6 +34,14 @@ def test_gradients_of_mixed_products_are_rounded_once(a_shape, b_shape, kind, de
     expected = torch.autograd.grad(torch_tiled.matmul(*wide, **options), wide, seed.float())
     for x, found, exact in zip((a, b), grads, expected, strict=True):
         assert torch.equal(found, exact.to(x.dtype))
+
+    def multiply(x, y, **out):
+        return torch.func.jvp(
+            lambda x: torch_tiled.matmul(x, y, **out, **options), (x,), (torch.ones_like(x),)
+        )
+
+    (_, tangent), (_, exact) = multiply(a, b, out_dtype=out_dtype), multiply(*wide)
+    assert torch.equal(tangent, exact.to(out_dtype))
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu"])

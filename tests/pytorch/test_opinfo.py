@@ -12,14 +12,10 @@ from helpers.reference import (
     product,
     wide,
 )
+from helpers.samples import op_db
 from helpers.thinning import pairwise
 
 import torch_tiled
-
-op_db = pytest.importorskip(
-    "torch.testing._internal.common_methods_invocations",
-    reason="PyTorch's OpInfo database needs expecttest",
-).op_db
 
 PRODUCTS = ("matmul", "__rmatmul__", "mm", "bmm", "mv")
 ADDED_PRODUCTS = ("addmm", "baddbmm")

@@ -1,4 +1,4 @@
-"""Derivatives of reductions of rows, and transforms."""
+"""Gradients of reductions of rows; tests/models/test_reductions.py has transforms and graphs."""
 
 import functools
 import itertools
@@ -7,8 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.calls import Calls
-from helpers.compiling import BACKENDS
-from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
 from torch_tiled._op.namespace import operators
@@ -60,14 +58,6 @@ def draw(name, device, rows=(3,), columns=5, dtype=torch.float64):
     return [torch.randn(x, dtype=dtype, device=device, requires_grad=True) for x in shapes]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_first_and_second_derivatives(device, name):
-    function, *_ = FUNCTIONS[name]
-    tensors = draw(name, device)
-    assert gradcheck(function, tensors, check_forward_ad=True, check_batched_grad=True)
-    assert gradgradcheck(function, tensors)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients_are_pytorch_s(device, name, dtype):
@@ -112,54 +102,6 @@ def test_a_gradient_is_a_kernel_s_with_the_bits_of_a_row_alone(device, name):
     one = x[3:4].detach().requires_grad_()
     (alone,) = torch.autograd.grad(function(one, *params), one, weights[3:4])
     assert torch.equal(alone[0], gradient[3])
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_vmap(device, name):
-    function, *_ = FUNCTIONS[name]
-    x, *params = (t.detach() for t in draw(name, device, (4, 3), 40, torch.float32))
-    expected = torch.stack([function(each, *params) for each in x])
-    in_dims = (0, *[None] * len(params))
-    assert torch.equal(torch.vmap(function, in_dims)(x, *params), expected)
-    moved = torch.vmap(function, (1, *in_dims[1:]))(x.movedim(0, 1), *params)
-    assert torch.equal(moved, expected)
-    for count in range(1, len(params) + 1):  # parameters that are mapped, too
-        mapped = [torch.stack([p, 2 * p, -p, p]) for p in params[:count]]
-        expected = [function(x[k], *(p[k] for p in mapped), *params[count:]) for k in range(4)]
-        in_dims = 0, *[0] * count, *[None] * (len(params) - count)
-        found = torch.vmap(function, in_dims)(x, *mapped, *params[count:])
-        assert torch.equal(found, torch.stack(expected))
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_torch_func(device, name):
-    function, theirs, _ = FUNCTIONS[name]
-    x, *params = (t.detach() for t in draw(name, device, (3,), 6))
-
-    def per_row(f):
-        return torch.vmap(torch.func.hessian(lambda row: f(row, *params).square().sum()))(x)
-
-    assert_close(per_row(function), per_row(theirs))
-    tangent = torch.randn_like(x)
-    found, expected = (
-        torch.func.jvp(lambda x, f=f: f(x, *params), (x,), (tangent,))[1]
-        for f in (function, theirs)
-    )
-    assert_close(found, expected)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_compiled(device, name, backend, fresh_compiler):
-    function, *_ = FUNCTIONS[name]
-    tensors = draw(name, device, (3,), 50, torch.float32)
-
-    def gradients(f):
-        return torch.autograd.grad(f(*tensors).square().sum(), tensors)
-
-    found = gradients(torch.compile(function, backend=backend, fullgraph=True))
-    for x, y in zip(found, gradients(function), strict=True):
-        assert torch.equal(x, y)
 
 
 def test_a_gradient_that_is_not_asked_for(device):
