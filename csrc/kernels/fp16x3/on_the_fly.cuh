@@ -45,6 +45,9 @@ struct OnTheFlyParams {
   RecomputeList recompute;
   unsigned long long* recomputed;  // counts elements that the second kernel recomputes, or null
   Presplit short_presplit;         // for kernels whose short operand is split beforehand
+  // The columns of a tile if C is the diagonal of the sums, else 0. A panel then meets one tile:
+  // each column of it meets a row, or both rows of a complex number.
+  int diagonal;
   // How operands are stored by which flagged elements are recomputed. A complex B alone is the long
   // operand. If both are complex, rows of sums are the parts of numbers: short_count is even.
   Stored stored;
@@ -63,9 +66,13 @@ struct OnTheFlyParams {
     int64_t row, col;
   };
   HOST_DEVICE Element element(int64_t short_row, int64_t long_col) const {
+    if (diagonal != 0) return {short_row * diagonal / panel_rows, short_row};
     if (long_is_a) return {long_col, short_row};
     if (stored == Stored::kComplex) return {short_row / 2, long_col * 2 + short_row % 2};
     return {short_row, long_col};
+  }
+  HOST_DEVICE bool is_off_diagonal(int64_t short_row, int64_t long_col) const {
+    return diagonal != 0 && short_row % panel_rows * diagonal / panel_rows != long_col;
   }
 };
 

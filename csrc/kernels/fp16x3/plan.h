@@ -499,8 +499,8 @@ inline WorkspaceBytes fp16x3_skinny_workspace(const Problem& p, const Plan& plan
   return {fp16x3_partial_sums_bytes(p, long_and_short(p), plan.n)};
 }
 inline WorkspaceBytes fp16x3_thin_workspace(const Problem& p, const Plan& plan, int64_t) {
-  const LongAndShort sides = fp16x3_thin_sides(p, plan.tile == kFp16x3ThinComplex);
-  return {p.k <= kChunk ? 0 : fp16x3_partial_sums_bytes(p, sides, kFp16x3ThinRows)};
+  const Fp16x3ThinSides sides = fp16x3_thin_sides(p, plan.tile);
+  return {p.k <= kChunk ? 0 : fp16x3_partial_sums_bytes(sides.p, sides.sides, kFp16x3ThinRows)};
 }
 // Returns whether flagged elements are listed for the recompute kernel, which needs a launch more,
 // or else recomputed by the kernel that adds chunks, which takes much longer for a flagged row.

@@ -15,7 +15,8 @@ namespace tiled {
 // A tile's rows of the long and of the short operand, and the warps of a block that load, which
 // have 128 of K each.
 inline constexpr int kFp16x3ThinRows = 16, kFp16x3ThinCols = 8;
-inline constexpr int kFp16x3ThinComplex = 1;  // Plan::tile of complex operands in place, else 0
+// Bits of Plan::tile: complex operands in place; several products of two vectors in a tile.
+inline constexpr int kFp16x3ThinComplex = 1, kFp16x3ThinDiagonal = 2;
 constexpr int fp16x3_thin_warps(int64_t k) { return k <= 256 ? 2 : k < 512 ? 4 : 8; }
 // The bytes of shared memory that a block takes, and how many blocks share an SM.
 constexpr int fp16x3_thin_smem(int warps, int cols) {
@@ -30,24 +31,47 @@ constexpr int fp16x3_thin_blocks(int warps, int cols) {
 // of an MN-major operand.
 constexpr int fp16x3_thin_team(bool k_major) { return k_major ? 1 : 4; }
 
-// The sides of a real problem, or of a complex one with both operands in place. Each row of a
-// complex short operand is two, one for each part of C, and strides count numbers: those of
-// in_place_a() along K and of in_place_b() do, as means of two floats.
-inline LongAndShort fp16x3_thin_sides(const Problem& p, bool complex) {
-  if (!complex) return long_and_short(p);
-  Matrix a = p.a;
-  a.row_stride /= 2;
-  const Matrix b = transposed(p.b);
-  if (p.m > p.n / 2) return {true, a, b, p.m, p.n};
-  return {false, b, a, p.n / 2, 2 * p.m};
+// A problem and its sides. Each row of a complex short operand is two, one for each part of C, and
+// strides count numbers: those of in_place_a() along K and of in_place_b() do, as means of two
+// floats.
+struct Fp16x3ThinSides {
+  Problem p;
+  LongAndShort sides;
+  int diagonal = 0;  // OnTheFlyParams::diagonal
+};
+// `tile`: Plan::tile. A batch of products of two vectors becomes one product, the diagonal of which
+// is C: of all vectors as rows of A by all vectors as columns of B.
+inline Fp16x3ThinSides fp16x3_thin_sides(const Problem& problem, int tile) {
+  Fp16x3ThinSides found{.p = problem, .sides = long_and_short(problem)};
+  Problem& p = found.p;
+  const bool complex = (tile & kFp16x3ThinComplex) != 0;
+  const bool diagonal = (tile & kFp16x3ThinDiagonal) != 0;
+  const int parts = complex ? 2 : 1;
+  if (diagonal) {
+    p.m = p.batch.count, p.n = parts * p.m, p.batch = {};
+    p.a.row_stride = p.a.batch_stride[0], p.b.col_stride = p.b.batch_stride[0] / parts;
+    // Element (i, parts * i + part) of C.
+    p.c.row_stride = p.c.batch_stride[0] - (complex ? 2 : 0), p.c.col_stride = complex ? 1 : 0;
+  }
+  if (complex || diagonal) {
+    Matrix a = p.a;
+    a.row_stride /= parts;
+    const Matrix b = transposed(p.b);
+    found.sides = p.m > p.n / parts ? LongAndShort{true, a, b, p.m, p.n}
+                                    : LongAndShort{false, b, a, p.n / parts, parts * p.m};
+  }
+  if (diagonal) found.diagonal = kFp16x3ThinCols / parts, found.sides.long_count = found.diagonal;
+  return found;
 }
-
 // A block waits for its loads and chains of products, and for other blocks of its SM; chunks are
 // added by a second kernel.
-inline Plan fp16x3_thin_plan_of(const Problem& p, bool complex, int64_t sms) {
+inline Plan fp16x3_thin_plan_of(const Problem& problem, int tile_kind, int64_t sms) {
   using Cost = h200::Fp16x3;
-  const LongAndShort sides = fp16x3_thin_sides(p, complex);
-  Plan plan{.tile = complex ? kFp16x3ThinComplex : 0,
+  const Fp16x3ThinSides found = fp16x3_thin_sides(problem, tile_kind);
+  const Problem& p = found.p;
+  const LongAndShort& sides = found.sides;
+  const bool complex = (tile_kind & kFp16x3ThinComplex) != 0;
+  Plan plan{.tile = tile_kind,
             .m = kFp16x3ThinCols,
             .n = kFp16x3ThinRows,
             .k_splits = std::max<int64_t>(1, ceil_div(p.k, kChunk))};
@@ -69,7 +93,8 @@ inline Plan fp16x3_thin_plan_of(const Problem& p, bool complex, int64_t sms) {
   const double load = k * static_cast<double>(complex ? cols / 2 : cols) *
                       (short_k_major ? Cost::kThinShort : Cost::kThinShortMnMajor);
   const auto others = static_cast<double>(ceil_div(plan.blocks, sms) - tiles);
-  const auto sums = static_cast<double>(p.m * p.n * p.batch.count * plan.k_splits);
+  const auto sums =
+      static_cast<double>(sides.short_count * sides.long_count * p.batch.count * plan.k_splits);
   const double reduce = plan.k_splits == 1 ? 0
                                            : Cost::kThinReduce + sums / static_cast<double>(sms) *
                                                                      Cost::kThinReduceSum;
@@ -77,13 +102,21 @@ inline Plan fp16x3_thin_plan_of(const Problem& p, bool complex, int64_t sms) {
                 others * k * Cost::kThinOthers + reduce;
   return plan;
 }
-inline Plan fp16x3_thin_plan(const Problem& p, int64_t sms) {
-  return fp16x3_thin_plan_of(p, false, sms);
+inline Plan fp16x3_thin_fastest(const Problem& p, int tile, int64_t sms) {
+  Plan plan = fp16x3_thin_plan_of(p, tile, sms);
+  const int parts = (tile & kFp16x3ThinComplex) != 0 ? 2 : 1;
+  if (p.m == 1 && p.n == parts && p.batch.rank == 1 && p.batch.count > 1 &&
+      p.epilogue.bias == nullptr) {
+    keep_faster(plan, fp16x3_thin_plan_of(p, tile | kFp16x3ThinDiagonal, sms));
+  }
+  return plan;
 }
-
+inline Plan fp16x3_thin_plan(const Problem& p, int64_t sms) {
+  return fp16x3_thin_fastest(p, 0, sms);
+}
 inline std::optional<Plan> fp16x3_thin_complex_plan(const Plan&, const Problem& p, const SignsOfB&,
                                                     int64_t sms) {
-  return fp16x3_thin_plan_of(p, true, sms);
+  return fp16x3_thin_fastest(p, kFp16x3ThinComplex, sms);
 }
 // fp16x3_thin has instances with as many warps as K from 512 on takes.
 inline bool fp16x3_thin_reads_mixed(const Problem& p, const Narrow&) { return p.k >= 512; }

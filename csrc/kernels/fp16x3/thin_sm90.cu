@@ -6,13 +6,15 @@
 //        element is loaded once and split in registers, and goes to shared memory as mma.sync takes
 //        it. Chunks are tiles of their own, so that all SMs are busy whatever the sides; a second
 //        kernel adds them.
-//        A complex product has the numbers of both operands, in place, as rows of their parts. A
-//        row of the short operand is two of them, which make the real and the imaginary parts of C:
+//        Complex operands are read in place (core/complex.h). A row of the long one is a row of
+//        parts, and a row of the short one is two, for the real and the imaginary parts of C:
 //
-//          C = A B,  long A:  (u v) of A  by  (x -y) and (y x) of B        (core/complex.h)
-//                    long B:  (x y) of B  by  (u -v) and (v u) of A        the same products
+//          long A:  (u v) of A  by  (x -y) and (y x) of B
+//          long B:  (x y) of B  by  (u -v) and (v u) of A, the same products in another order,
+//                                                          on which no sum of 16 depends
 //
-//        The sum of a pair's two products does not depend on their order.
+//        Many products of two vectors share a tile: eight, or four complex ones, are the diagonal
+//        of a tile's sums, and the other sums are dropped.
 // Limit: The chain, 92 cycles for 16 of K, and splitting a tile, which waits for it: if K fills a
 //        chunk, an SM has registers and shared memory for two blocks.
 // Next:  fp16x3_skinny, which loads aligned rows by 16 bytes, and multiplies up to 32 rows.
@@ -152,6 +154,8 @@ struct Output {
     for (int i = 0; i < 4; ++i) {
       const int down = i / 2 * 8, right = i % 2;
       if (down >= rows || right >= cols) continue;
+      const int lane = static_cast<int>(threadIdx.x) % 32;
+      if (params.is_off_diagonal(lane % 4 * 2 + right, lane / 4 + down)) continue;
       if (plain && (params.adds_chunks || !isnan(sums[i]))) {
         __stcg(to + down * row_stride + right * col_stride, sums[i]);
       } else {
@@ -220,7 +224,7 @@ __device__ void produce(const Params& params, Smem<kWarps>& smem) {
       const BatchOffsets offsets(params.p, params.first_matrix + panel_chunk.matrix);
       const Long* first =
           first_of_chunk<Long>(matrix, kLongIsA ? offsets.a : offsets.b, panel_chunk.chunk) +
-          params.first_col_tile * kRows * matrix.row_stride;
+          (tile.first_row(params) - int64_t{tile.col_tile} * kRows) * matrix.row_stride;
       __syncwarp();
       LongChunk& chunk = smem.long_chunk[warp_id()];
       if (lane_id() == 0) chunk.first = first, chunk.length = panel_chunk.length;
@@ -409,12 +413,15 @@ bool run(const Problem& p, const Plan& plan, const ComplexB* complex, const Narr
          const Context& context) {
   const auto run_part = [&](const Problem& part, float* sums, unsigned long long* recomputed) {
     Params params{};
-    const LongAndShort sides = fp16x3_thin_sides(part, complex != nullptr);
-    static_cast<OnTheFlyParams&>(params) = on_the_fly_params(part, sides, kRows, kCols, narrow);
+    const Fp16x3ThinSides sides = fp16x3_thin_sides(part, plan.tile);
+    static_cast<OnTheFlyParams&>(params) =
+        on_the_fly_params(sides.p, sides.sides, kRows, kCols, narrow);
+    params.diagonal = sides.diagonal;
+    params.long_rows = sides.diagonal != 0 ? sides.p.m : params.long_count;
     if (complex != nullptr) {
       params.stored = Stored::kComplex, params.signs_of_b = params.short_signs = complex->signs;
       // Parts of A are swapped where those of B would be.
-      if (!sides.long_is_a) std::swap(params.short_signs.y_even, params.short_signs.x_odd);
+      if (!params.long_is_a) std::swap(params.short_signs.y_even, params.short_signs.x_odd);
     }
     params.partial_sums = sums, params.recomputed = recomputed;
     params.adds_chunks = params.chunks > 1;

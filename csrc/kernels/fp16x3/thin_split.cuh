@@ -71,6 +71,7 @@ __device__ inline int warp_id() {
 // The long operand's rows are columns of the sums, as in all kernels that split on the fly.
 struct Params : OnTheFlyParams {
   SignsOfB short_signs;                          // of a complex short operand
+  int64_t long_rows;                             // of the long operand
   unsigned tiles, tiles_of_block;                // in all, and at most
   unsigned group;                                // blocks that take tiles in turn
   unsigned panel_chunks_apart, col_tiles_apart;  // a block's tile and its next one
@@ -100,10 +101,12 @@ struct Tiles {
   }
   // The first row of the long operand, and how many there are.
   __device__ int64_t first_row(const Params& params) const {
+    if (params.diagonal != 0) return panel_chunk % params.panels * params.diagonal;
     return (params.first_col_tile + col_tile) * kRows;
   }
   __device__ int rows(const Params& params) const {
-    return static_cast<int>(min(params.long_count - first_row(params), int64_t{kRows}));
+    const int rows = params.diagonal != 0 ? params.diagonal : kRows;
+    return static_cast<int>(min(params.long_rows - first_row(params), int64_t{rows}));
   }
 };
 
