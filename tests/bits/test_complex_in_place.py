@@ -164,7 +164,7 @@ def test_fp16x3_thin_reads_both_as_they_lie(poisoned, problem, of_b):
         plan, expected = assert_reads_b_as_it_lies("fp16x3_thin", "fp16x3_cluster", x, b)
         assert plan.a_is_read == "as it lies"
         assert (of_b == "flagged") <= (plan.recomputed[0] != "0")
-    on_cpu = torch_tiled.matmul(a[-1].cpu(), b[-1].cpu(), algorithm="fp16x3")
+    on_cpu = torch_tiled.matmul(x[-1].cpu(), b[-1].cpu(), algorithm="fp16x3")
     assert_same(expected[-1].cpu(), on_cpu)
 
 
