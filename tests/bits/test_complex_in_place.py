@@ -124,6 +124,65 @@ def test_small_kernels_read_b_of_any_k(poisoned, kernel, of_b):
         assert_same(torch_tiled.matmul(a, b), expected)
 
 
+# Each side long, one and several tiles and chunks, and each number of warps that load.
+THIN = [
+    (3, 1, 331, 1100),
+    (3, 331, 1, 1100),
+    (3, 3, 70, 64),
+    (3, 65, 2, 128),
+    (5, 1, 1, 2100),
+    (2, 4, 33, 250),
+    (2, 17, 5, 513),
+    (2, 13, 12, 200),
+    (1003, 1, 1, 600),  # several products in a tile
+    (2001, 1, 1, 1100),
+]
+
+
+@needs_hopper
+@pytest.mark.parametrize("of_b", [*LAYOUTS, "flagged", "few bits", "wide", "one for all"])
+@pytest.mark.parametrize("problem", THIN)
+def test_fp16x3_thin_reads_both_as_they_lie(poisoned, problem, of_b):
+    a, b = operands(*problem)
+    k = problem[-1]
+    of_a = LAYOUTS
+    if of_b == "flagged":
+        a[0, :, k // 2] *= 2.0**40
+        b[0, k // 2] = 0
+        b[-1, 5, 0] = torch.nan
+    elif of_b == "few bits":
+        make_coarse(a[..., ::2, :], b[..., ::2])
+    elif of_b == "wide":  # small numbers are counted, and few elements are flagged
+        torch.view_as_real(b)[:, ::7] *= 2.0**-25
+        torch.view_as_real(b)[..., k // 3, :, 0] = 0
+    elif of_b == "one for all":
+        a, b, of_a = a[:1].expand_as(a), b[:1].expand_as(b), ["as it is"]
+    else:
+        b = stored(b, of_b)
+    for layout in of_a:
+        x = a if of_b == "one for all" else stored(a, layout)
+        plan, expected = assert_reads_b_as_it_lies("fp16x3_thin", "fp16x3_cluster", x, b)
+        assert plan.a_is_read == "as it lies"
+        assert (of_b == "flagged") <= (plan.recomputed[0] != "0")
+    on_cpu = torch_tiled.matmul(x[-1].cpu(), b[-1].cpu(), algorithm="fp16x3")
+    assert_same(expected[-1].cpu(), on_cpu)
+
+
+@needs_hopper
+@pytest.mark.parametrize("of_out", ["as it is", "conjugate", "transpose"])
+@pytest.mark.parametrize("problem", THIN)
+def test_epilogue_of_fp16x3_thin(poisoned, problem, of_out):
+    batch, m, n, _ = problem
+    a, b = operands(*problem)
+    a[0, :, 3] *= 2.0**40  # flagged elements have the epilogue, too
+    c = stored(torch.randn(batch, m, n, dtype=a.dtype, device="cuda"), of_out)
+    for alpha, beta in ((2, 0), (1, -0.5), (0.5 + 2j, 3j)):
+        result, expected = c.clone(), c.clone()
+        for name, out in (("fp16x3_thin", result), ("fp16x3_cluster", expected)):
+            torch_tiled.gemm_(out, a, b, alpha=alpha, beta=beta, algorithm=name)
+        assert_same(result, expected)
+
+
 TILES = [
     ("simt_skinny", "2x128", (2, 1, 330, 1100)),
     ("simt_skinny", "4x128", (2, 3, 330, 1100)),
@@ -222,6 +281,8 @@ PICKED = [
     ("fp32", "fp16x3_direct", (64, 64, 64, 64)),
     ("fp32", "fp16x3_small", (1, 64, 64, 64)),
     ("fp32", "fp16x3_small", (1, 256, 256, 256)),
+    ("fp32", "fp16x3_thin", (1, 1, 4096, 4096)),
+    ("fp32", "fp16x3_thin", (96, 2, 512, 512)),
     ("ieee", None, (1, 1, 4096, 4096)),
     ("ieee", None, (1, 16, 4096, 4096)),
     ("ieee", None, (1, 64, 4096, 4096)),

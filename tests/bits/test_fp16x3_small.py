@@ -127,6 +127,23 @@ def test_batches(kernel, sides, k, layout):
         assert_has_bits_of_wgmma(kernel, a, b, like)
 
 
+@pytest.mark.parametrize("batch", [1001, 2003])
+@pytest.mark.parametrize("k", [130, 600, 2500])
+def test_many_products_of_two_vectors(k, batch):
+    """Eight of them share a tile of fp16x3_thin, the diagonal of which is kept."""
+    a, b = torch.randn(batch, 1, k, device="cuda"), torch.randn(batch, k, 1, device="cuda")
+    a[batch // 2, 0, 7], b[-1, k // 2], b[3] = torch.nan, torch.inf, 0
+    strided = a.repeat_interleave(3, -1)[..., ::3]
+    for x, y in ((a, b), (a[:1].expand_as(a), b), (strided, b)):
+        assert_has_bits_of_wgmma("fp16x3_thin", x, y)
+    c, ways = torch.randn(batch, 1, 1, device="cuda"), {"alpha": -0.5, "beta": 2}
+    names = ("fp16x3_thin", "fp16x3_wgmma")
+    assert_same(*(torch_tiled.gemm_(c.clone(), a, b, **ways, algorithm=x) for x in names))
+    narrow, options = b.bfloat16(), {"algorithm": "fp16x3_thin"}
+    expected = torch_tiled.matmul(a, narrow.float(), **options)
+    assert_same(torch_tiled.matmul(a, narrow, **options), expected)
+
+
 @pytest.mark.parametrize("k", [300, 1000, 2500])
 @pytest.mark.parametrize("m, n", [(1, 333), (333, 1), (5, 90)])
 def test_epilogue_of_thin(m, n, k):

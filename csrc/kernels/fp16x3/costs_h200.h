@@ -100,7 +100,7 @@ struct Fp16x3 {
   // operand takes kThinShort or kThinShortMnMajor to load. The kernel that adds chunks takes
   // kThinReduce, and kThinReduceSum of an SM for each sum of a chunk.
   static constexpr double kThinLaunch = 7500, kThinTile = 3450;
-  static constexpr double kThinKMajor = 1.53, kThinMnMajor = 3.74;
+  static constexpr double kThinKMajor = 1.53, kThinMnMajor = 3.74, kThinComplexMnMajor = 2.6;
   static constexpr double kThinShort = 0.56, kThinShortMnMajor = 1.1, kThinOthers = 6.12;
   static constexpr double kThinReduce = 3780, kThinReduceSum = 7.25;
 };

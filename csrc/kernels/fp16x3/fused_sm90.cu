@@ -499,7 +499,8 @@ bool launch(const Problem& p, const Plan& plan, const Narrow* narrow, const Cont
     Workspace workspace(memory);
     const Buffers buffers(p, plan, narrow, workspace);
     const bool few_rows = std::min(p.m, p.n) <= 64, lists = fp16x3_fused_lists_flagged(p);
-    OnTheFlyParams params = on_the_fly_params(p, Tile::kCols, few_rows ? 64 : 128, narrow);
+    OnTheFlyParams params =
+        on_the_fly_params(p, long_and_short(p), Tile::kCols, few_rows ? 64 : 128, narrow);
     params.recomputed = recomputed;
     params.partial_sums = buffers.partial_sums;
     params.recompute = buffers.recompute;

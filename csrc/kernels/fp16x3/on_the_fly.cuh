@@ -24,6 +24,10 @@
 
 namespace tiled::cuda {
 
+// Operands: float32; the same with a complex B, or with both, which in_place_a() and in_place_b()
+// describe; or one that is a 16-bit one.
+enum class Stored { kFloat32, kComplexB, kComplex, kMixed };
+
 struct OnTheFlyParams {
   Problem p;
   Matrix long_operand, short_operand;  // row_stride: between columns or rows of sums; col_stride: K
@@ -41,29 +45,46 @@ struct OnTheFlyParams {
   RecomputeList recompute;
   unsigned long long* recomputed;  // counts elements that the second kernel recomputes, or null
   Presplit short_presplit;         // for kernels whose short operand is split beforehand
-  // B is complex and stored as in_place_b() describes it; it is the long operand.
-  bool b_is_complex;
+  // The columns of a tile if C is the diagonal of the sums, else 0. A panel then meets one tile:
+  // each column of it meets a row, or both rows of a complex number.
+  int diagonal;
+  // How operands are stored by which flagged elements are recomputed. A complex B alone is the long
+  // operand. If both are complex, rows of sums are the parts of numbers: short_count is even.
+  Stored stored;
   SignsOfB signs_of_b;
-  // An operand is a 16-bit one, and which.
-  bool is_mixed;
-  Narrow narrow;
+  Narrow narrow;  // which operand is a 16-bit one
 
-  bool long_is_narrow() const { return is_mixed && narrow.is_a == long_is_a; }
+  bool is_mixed() const { return stored == Stored::kMixed; }
+  bool long_is_narrow() const { return is_mixed() && narrow.is_a == long_is_a; }
 
   // The panels of a launch in all chunks and matrices; each meets all of its columns.
   HOST_DEVICE unsigned panel_chunks() const { return matrices * chunks * panels; }
   HOST_DEVICE int64_t sums_pitch() const { return int64_t{col_tiles} * tile_cols; }
+
+  // The element of C, as a real matrix, that has a sum.
+  struct Element {
+    int64_t row, col;
+  };
+  HOST_DEVICE Element element(int64_t short_row, int64_t long_col) const {
+    if (diagonal != 0) return {short_row * diagonal / panel_rows, short_row};
+    if (long_is_a) return {long_col, short_row};
+    if (stored == Stored::kComplex) return {short_row / 2, long_col * 2 + short_row % 2};
+    return {short_row, long_col};
+  }
+  HOST_DEVICE bool is_off_diagonal(int64_t short_row, int64_t long_col) const {
+    return diagonal != 0 && short_row % panel_rows * diagonal / panel_rows != long_col;
+  }
 };
 
 // From this K on all sums are promoted alike.
 inline constexpr int kMinKOnTheFly = 512;
 static_assert(fp16x3::promotion(kMinKOnTheFly) == fp16x3::promotion(kChunk));
 
-// The parameters of a problem in work tiles of `tile_cols` columns and panels of at most `max_rows`
-// rows. `narrow` is null if both operands are float32. The caller sets partial_sums, recomputed,
-// and the presplit's memory.
-OnTheFlyParams on_the_fly_params(const Problem& p, int tile_cols, int max_rows,
-                                 const Narrow* narrow = nullptr);
+// The parameters of a problem, as its sides have it, in work tiles of `tile_cols` columns and
+// panels of at most `max_rows` rows. `narrow` is null if both operands are float32. The caller sets
+// partial_sums, recomputed, and the presplit's memory.
+OnTheFlyParams on_the_fly_params(const Problem& p, const LongAndShort& sides, int tile_cols,
+                                 int max_rows, const Narrow* narrow = nullptr);
 
 // Computes C in launches whose sums fit in partial_sums. For each it calls launch(blocks), whose
 // blocks share the work tiles evenly and take `tiles_at_once` of them at a time; then it has the
@@ -80,8 +101,7 @@ bool run_with_sums(const Problem& p, const Plan& plan, const Narrow* narrow, con
                    const std::function<void(const Problem& part, float* partial_sums,
                                             unsigned long long* recomputed)>& run);
 
-// --- Work tiles on the GPU
-// ------------------------------------------------------------------------
+// --- Work tiles on the GPU -----------------------------------------------------------------------
 
 // A stage holds kStageK of K of a work tile's columns.
 inline constexpr int kK16s = 4, kStageK = kK16s * 16;

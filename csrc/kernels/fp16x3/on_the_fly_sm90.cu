@@ -20,9 +20,6 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kBlocksPerSm = 5;  // at least; recomputing elements takes the most registers
 
-// The operands by which flagged elements are recomputed.
-enum class Stored { kFloat32, kComplexB, kMixed };
-
 // A thread adds kWidth adjacent columns of a row of sums.
 template <int kWidth, Stored kStored>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
@@ -66,45 +63,46 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
       }
     }
   }
-  auto c_row = [&](int j) { return params.long_is_a ? long_col + j : short_row; };
-  auto c_col = [&](int j) { return params.long_is_a ? short_row : long_col + j; };
+  const auto element = [&](int j) { return params.element(short_row, long_col + j); };
   unsigned flags = 0;
   UNROLL
   for (int j = 0; j < kWidth; ++j) {
     if (!exists || long_col + j >= params.long_count) break;
+    if (params.is_off_diagonal(short_row, long_col + j)) continue;
     if (isnan(sum[j])) {
       flags |= 1u << j;
     } else {
-      store<float>(params.p, c_offset, c_row(j), c_col(j), sum[j]);
+      const auto [row, col] = element(j);
+      store<float>(params.p, c_offset, row, col, sum[j]);
     }
   }
   if (!__any_sync(~0u, flags != 0)) return;
   if (params.recompute.count != nullptr) {
     NO_UNROLL
     for (int j = 0; flags != 0; ++j, flags >>= 1) {
-      if ((flags & 1) != 0) append_element(params.recompute, matrix, c_row(j), c_col(j));
+      const auto [row, col] = element(j);
+      if ((flags & 1) != 0) append_element(params.recompute, matrix, row, col);
     }
     return;
   }
   NO_UNROLL
   for (int j = 0; j < kWidth; ++j, flags >>= 1) {
     const bool flagged = (flags & 1) != 0;
+    const auto [row, col] = element(j);
     float recomputed = 0;
     if constexpr (kStored == Stored::kMixed) {
       if (flagged) {
-        recomputed =
-            recompute_mixed(params.p, params.narrow, matrix, c_row(j), c_col(j), params.recomputed);
+        recomputed = recompute_mixed(params.p, params.narrow, matrix, row, col, params.recomputed);
       }
     } else if constexpr (kStored == Stored::kComplexB) {
       if (flagged) {
-        recomputed = recompute_complex(params.p, params.signs_of_b, matrix, c_row(j), c_col(j),
-                                       params.recomputed);
+        recomputed =
+            recompute_complex(params.p, params.signs_of_b, matrix, row, col, params.recomputed);
       }
     } else {
-      recomputed =
-          recompute_if_flagged(params.p, flagged, matrix, c_row(j), c_col(j), params.recomputed);
+      recomputed = recompute_if_flagged(params.p, flagged, matrix, row, col, params.recomputed);
     }
-    if (flagged) store_noinline(params.p, c_offset, c_row(j), c_col(j), recomputed);
+    if (flagged) store_noinline(params.p, c_offset, row, col, recomputed);
   }
 }
 
@@ -143,9 +141,11 @@ void launch_reduce(const OnTheFlyParams& params, const Context& context) {
   };
   constexpr int64_t kFew = 1 << 17;  // elements; so few need a thread each to hide latency
   const auto kernel_for = [&]<int kWidth>() {
-    return params.is_mixed       ? fp16x3_on_the_fly_reduce_kernel<kWidth, Stored::kMixed>
-           : params.b_is_complex ? fp16x3_on_the_fly_reduce_kernel<kWidth, Stored::kComplexB>
-                                 : fp16x3_on_the_fly_reduce_kernel<kWidth, Stored::kFloat32>;
+    switch (params.stored) {
+      case Stored::kMixed: return fp16x3_on_the_fly_reduce_kernel<kWidth, Stored::kMixed>;
+      case Stored::kFloat32: return fp16x3_on_the_fly_reduce_kernel<kWidth, Stored::kFloat32>;
+      default: return fp16x3_on_the_fly_reduce_kernel<kWidth, Stored::kComplexB>;
+    }
   };
   if (elements <= kFew) {
     launch(1, kernel_for.template operator()<1>());
@@ -156,12 +156,11 @@ void launch_reduce(const OnTheFlyParams& params, const Context& context) {
 
 }  // namespace
 
-OnTheFlyParams on_the_fly_params(const Problem& p, int tile_cols, int max_rows,
-                                 const Narrow* narrow) {
+OnTheFlyParams on_the_fly_params(const Problem& p, const LongAndShort& sides, int tile_cols,
+                                 int max_rows, const Narrow* narrow) {
   OnTheFlyParams params{};
   params.p = p;
-  if (narrow != nullptr) params.is_mixed = true, params.narrow = *narrow;
-  const LongAndShort sides = long_and_short(p);
+  if (narrow != nullptr) params.stored = Stored::kMixed, params.narrow = *narrow;
   params.long_is_a = sides.long_is_a;
   params.long_operand = sides.long_operand, params.short_operand = sides.short_operand;
   params.long_count = sides.long_count, params.short_count = sides.short_count;
@@ -170,7 +169,7 @@ OnTheFlyParams on_the_fly_params(const Problem& p, int tile_cols, int max_rows,
   const auto [inner, outer] = std::minmax(long_operand.row_stride, long_operand.col_stride);
   // Elements of 16 bytes.
   const int64_t of_long = params.long_is_narrow() ? 8 : 4;
-  const int64_t of_short = params.is_mixed && !params.long_is_narrow() ? 8 : 4;
+  const int64_t of_short = params.is_mixed() && !params.long_is_narrow() ? 8 : 4;
   params.long_vectorized =
       is_vector_aligned(p.batch, long_operand, inner, outer, of_long, 16 / of_long);
   params.short_vectorized =

@@ -18,6 +18,7 @@
 #include "kernels/common/workspace.h"
 #include "kernels/fp16x3/costs_h200.h"
 #include "kernels/fp16x3/recompute_list.h"
+#include "kernels/fp16x3/thin_plan.h"
 
 namespace tiled {
 
@@ -186,52 +187,6 @@ inline Plan fp16x3_skinny_plan(const Problem& p, int64_t sms) {
   const double panel = Cost::kSkinnyPanel + k * rows * Cost::kSkinnyPanelRow;
   plan.cycles = h200::kLaunchFp16x3Skinny + static_cast<double>(waves) * wave +
                 static_cast<double>(panels) * panel;
-  return plan;
-}
-
-// fp16x3_thin: a tile's rows of the long and of the short operand, and the warps of a block that
-// load, which have 128 of K each.
-inline constexpr int kFp16x3ThinRows = 16, kFp16x3ThinCols = 8;
-constexpr int fp16x3_thin_warps(int64_t k) { return k <= 256 ? 2 : k < 512 ? 4 : 8; }
-// The bytes of shared memory that a block takes, and how many blocks share an SM.
-constexpr int fp16x3_thin_smem(int warps, int cols) {
-  return warps * 8864 + 112 + (warps * 8 + 1) * cols * 64;
-}
-constexpr int fp16x3_thin_blocks_by_registers(int warps) { return 20 / (warps + 1); }
-constexpr int fp16x3_thin_blocks(int warps, int cols) {
-  return std::min(fp16x3_thin_blocks_by_registers(warps),
-                  static_cast<int>(kSharedMemoryOfSm) / (fp16x3_thin_smem(warps, cols) + 1024));
-}
-// The number of blocks that take adjacent tiles in turn. Four blocks read whole sectors of the rows
-// of an MN-major operand.
-constexpr int fp16x3_thin_team(bool k_major) { return k_major ? 1 : 4; }
-// A block waits for its loads and chains of products, and for other blocks of its SM; chunks are
-// added by a second kernel.
-inline Plan fp16x3_thin_plan(const Problem& p, int64_t sms) {
-  using Cost = h200::Fp16x3;
-  Plan plan = chunk_per_block_plan(p, kFp16x3ThinCols, kFp16x3ThinRows);
-  const LongAndShort sides = long_and_short(p);
-  const int64_t cols = std::min<int64_t>(sides.short_count, kFp16x3ThinCols);
-  const int64_t resident = fp16x3_thin_blocks(fp16x3_thin_warps(p.k), static_cast<int>(cols)) * sms;
-  const bool k_major = sides.long_operand.col_stride == 1;
-  const bool short_k_major = sides.short_operand.col_stride == 1;
-  const auto k = static_cast<double>(p.k) / static_cast<double>(plan.k_splits);
-  const int64_t tiles = ceil_div(plan.blocks, resident);  // of a block
-  // Times that a block loads rows of the short operand.
-  const int64_t long_tiles =
-      std::max<int64_t>(ceil_div(sides.long_count, int64_t{kFp16x3ThinRows}), 1);
-  const auto loads =
-      static_cast<double>(std::min(tiles, 1 + tiles * fp16x3_thin_team(k_major) / long_tiles));
-  const double tile = Cost::kThinTile + k * (k_major ? Cost::kThinKMajor : Cost::kThinMnMajor);
-  const double load =
-      k * static_cast<double>(cols) * (short_k_major ? Cost::kThinShort : Cost::kThinShortMnMajor);
-  const auto others = static_cast<double>(ceil_div(plan.blocks, sms) - tiles);
-  const auto sums = static_cast<double>(p.m * p.n * p.batch.count * plan.k_splits);
-  const double reduce = plan.k_splits == 1 ? 0
-                                           : Cost::kThinReduce + sums / static_cast<double>(sms) *
-                                                                     Cost::kThinReduceSum;
-  plan.cycles = Cost::kThinLaunch + static_cast<double>(tiles) * tile + loads * load +
-                others * k * Cost::kThinOthers + reduce;
   return plan;
 }
 
@@ -462,8 +417,6 @@ inline bool fp16x3_skinny_reads_mixed(const Problem& p, const Narrow& narrow) {
          is_vector_aligned(p.batch, matrix, matrix.row_stride, matrix.col_stride, 8,
                            size_of(narrow.dtype));
 }
-// fp16x3_thin has instances with as many warps as K from 512 on takes.
-inline bool fp16x3_thin_reads_mixed(const Problem& p, const Narrow&) { return p.k >= 512; }
 // fp16x3_fused splits its short operand beforehand, and copies the long one by TMA, as float32.
 inline bool fp16x3_fused_reads_mixed(const Problem& p, const Narrow& narrow) {
   return narrow.is_a != (p.m > p.n);
@@ -535,18 +488,19 @@ inline WorkspaceBytes fp16x3_wgmma_workspace(const Problem& p, const Plan& plan,
 // The sums of work tiles that fp16x3_skinny, fp16x3_fused and fp16x3_thin store before chunks are
 // added: as many columns of tiles at once as fit in kFp16x3MostSums, and at least one.
 inline constexpr int64_t kFp16x3MostSums = int64_t{64} << 20;
-inline int64_t fp16x3_partial_sums_bytes(const Problem& p, int64_t tile_cols) {
-  const LongAndShort sides = long_and_short(p);
+inline int64_t fp16x3_partial_sums_bytes(const Problem& p, const LongAndShort& sides,
+                                         int64_t tile_cols) {
   const int64_t col_tile =
       ceil_div(p.k, kChunk) * sides.short_count * tile_cols * int64_t{sizeof(float)};
   const int64_t all = p.batch.count * ceil_div(sides.long_count, tile_cols) * col_tile;
   return std::max(std::min(all, kFp16x3MostSums), col_tile);
 }
 inline WorkspaceBytes fp16x3_skinny_workspace(const Problem& p, const Plan& plan, int64_t) {
-  return {fp16x3_partial_sums_bytes(p, plan.n)};
+  return {fp16x3_partial_sums_bytes(p, long_and_short(p), plan.n)};
 }
-inline WorkspaceBytes fp16x3_thin_workspace(const Problem& p, const Plan&, int64_t) {
-  return {p.k <= kChunk ? 0 : fp16x3_partial_sums_bytes(p, kFp16x3ThinRows)};
+inline WorkspaceBytes fp16x3_thin_workspace(const Problem& p, const Plan& plan, int64_t) {
+  const Fp16x3ThinSides sides = fp16x3_thin_sides(p, plan.tile);
+  return {p.k <= kChunk ? 0 : fp16x3_partial_sums_bytes(sides.p, sides.sides, kFp16x3ThinRows)};
 }
 // Returns whether flagged elements are listed for the recompute kernel, which needs a launch more,
 // or else recomputed by the kernel that adds chunks, which takes much longer for a flagged row.
@@ -564,7 +518,8 @@ struct Fp16x3FusedBuffers {
 
   Fp16x3FusedBuffers(const Problem& p, int64_t tile_cols, cuda::Workspace& workspace)
       : short_operand{.rows = std::min(p.m, p.n), .k = p.k} {
-    const int64_t sums = fp16x3_partial_sums_bytes(p, tile_cols) / int64_t{sizeof(float)};
+    const int64_t sums =
+        fp16x3_partial_sums_bytes(p, long_and_short(p), tile_cols) / int64_t{sizeof(float)};
     partial_sums = workspace.take<float>(sums).data();
     take_presplit(workspace, short_operand, p.batch.count);
     if (fp16x3_fused_lists_flagged(p)) {

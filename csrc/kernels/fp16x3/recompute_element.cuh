@@ -171,15 +171,17 @@ inline __device__ __noinline__ float recompute_mixed(const Problem& p, const Nar
 // --- A complex B ---------------------------------------------------------------------------------
 
 // Recomputes an element by one thread, and counts it if there is a counter. B is stored as
-// in_place_b() describes it. A warp of threads, each with an element of its own, waits for the
-// longest: few products have such elements, and K is all that they read.
+// in_place_b() describes it, and A has contiguous rows, or is stored as in_place_a() describes it.
+// A warp of threads, each with an element of its own, waits for the longest: few products have such
+// elements, and K is all that they read.
 inline __device__ __noinline__ float recompute_complex(const Problem& p, const SignsOfB& signs,
                                                        int64_t matrix, int64_t row, int64_t col,
                                                        unsigned long long* counter) {
   if (counter != nullptr) atomicAdd(counter, 1ull);
   const ComplexColumn column(signs, col);
-  const float* a = static_cast<const float*>(p.a.data) + batch_offset(p.batch, p.a, matrix) +
-                   row * p.a.row_stride;
+  const auto* a =
+      reinterpret_cast<const float2*>(static_cast<const float*>(p.a.data) +
+                                      batch_offset(p.batch, p.a, matrix) + row * p.a.row_stride);
   const auto* b = reinterpret_cast<const float2*>(static_cast<const float*>(p.b.data) +
                                                   batch_offset(p.batch, p.b, matrix) +
                                                   col / 2 * 2 * p.b.col_stride);
@@ -188,10 +190,10 @@ inline __device__ __noinline__ float recompute_complex(const Problem& p, const S
     const int pairs = static_cast<int>(min(left, int64_t{kChunk})) / 2;
     float acc = 0;
     _Pragma("unroll 4") for (int i = 0; i < pairs; ++i) {
-      const float2 numbers = column.numbers(__ldg(b));
-      acc = fused_multiply_add(__ldg(a), numbers.x, acc);
-      acc = fused_multiply_add(__ldg(a + p.a.col_stride), numbers.y, acc);
-      a += 2 * p.a.col_stride, b += p.b.row_stride;
+      const float2 x = __ldg(a), numbers = column.numbers(__ldg(b));
+      acc = fused_multiply_add(x.x, numbers.x, acc);
+      acc = fused_multiply_add(x.y, numbers.y, acc);
+      a += p.a.col_stride, b += p.b.row_stride;
     }
     total += acc;
   }

@@ -409,11 +409,11 @@ auto kernel_for(const OnTheFlyParams& params) {
 
 template <int kRowTiles>
 auto choose_kernel(const OnTheFlyParams& params) {
-  if (params.b_is_complex) {
+  if (params.stored == Stored::kComplexB) {
     return params.long_k_major ? fp16x3_skinny_kernel<kRowTiles, true, false, float2, float>
                                : fp16x3_skinny_kernel<kRowTiles, false, false, float2, float>;
   }
-  if (!params.is_mixed) return kernel_for<kRowTiles, float, float>(params);
+  if (!params.is_mixed()) return kernel_for<kRowTiles, float, float>(params);
   const bool half = params.narrow.dtype == DType::kFloat16;
   if (params.long_is_narrow()) {
     return half ? kernel_for<kRowTiles, Half, float>(params)
@@ -437,10 +437,11 @@ void run(OnTheFlyParams& params, const Context& context) {
 bool launch(const Problem& p, const Plan& plan, const ComplexB* complex, const Narrow* narrow,
             const Context& context) {
   const auto run_part = [&](const Problem& part, float* sums, unsigned long long* recomputed) {
-    OnTheFlyParams params = on_the_fly_params(part, Tile::kCols, Tile::kMaxRows, narrow);
+    OnTheFlyParams params =
+        on_the_fly_params(part, long_and_short(part), Tile::kCols, Tile::kMaxRows, narrow);
     params.partial_sums = sums, params.recomputed = recomputed;
     if (complex != nullptr) {
-      params.b_is_complex = true, params.signs_of_b = complex->signs;
+      params.stored = Stored::kComplexB, params.signs_of_b = complex->signs;
       const auto [inner, outer] = std::minmax(part.b.row_stride, part.b.col_stride);
       params.long_vectorized = is_vector_aligned(part.batch, part.b, inner, 2 * outer, 4);
     }

@@ -6,6 +6,15 @@
 //        element is loaded once and split in registers, and goes to shared memory as mma.sync takes
 //        it. Chunks are tiles of their own, so that all SMs are busy whatever the sides; a second
 //        kernel adds them.
+//        Complex operands are read in place (core/complex.h). A row of the long one is a row of
+//        parts, and a row of the short one is two, for the real and the imaginary parts of C:
+//
+//          long A:  (u v) of A  by  (x -y) and (y x) of B
+//          long B:  (x y) of B  by  (u -v) and (v u) of A, the same products in another order,
+//                                                          on which no sum of 16 depends
+//
+//        Many products of two vectors share a tile: eight, or four complex ones, are the diagonal
+//        of a tile's sums, and the other sums are dropped.
 // Limit: The chain, 92 cycles for 16 of K, and splitting a tile, which waits for it: if K fills a
 //        chunk, an SM has registers and shared memory for two blocks.
 // Next:  fp16x3_skinny, which loads aligned rows by 16 bytes, and multiplies up to 32 rows.
@@ -18,12 +27,15 @@
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
+#include "core/complex.h"
 #include "core/element.h"
 #include "core/order_fp16x3.h"
 #include "core/problem.h"
 #include "kernels/common/batch_offsets.cuh"
 #include "kernels/common/launch.h"
+#include "kernels/fp16x3/complex_column.cuh"
 #include "kernels/fp16x3/descale.cuh"
 #include "kernels/fp16x3/on_the_fly.cuh"
 #include "kernels/fp16x3/plan.h"
@@ -107,7 +119,7 @@ __device__ Sums multiply(const Smem<kWarps>& smem, int cols, int length) {
 
 // The output of a tile: the workspace for the sums of a chunk, or else C. A lane has the sums of
 // rows g and g + 8 of the long operand, and of rows 2 q and 2 q + 1 of the short one.
-template <bool kLongIsA, bool kMixed>
+template <bool kLongIsA, Stored kStored>
 struct Output {
   float* to;  // of the lane's first sum
   int64_t row_stride, col_stride;
@@ -121,16 +133,18 @@ struct Output {
     rows = tile.rows(params) - row;
     if (params.adds_chunks) {
       row_stride = 1, col_stride = params.sums_pitch();
-      to = partial_sums(params, panel_chunk) + int64_t{tile.col_tile} * kRows;
+      to = partial_sums(params, panel_chunk) + int64_t{tile.col_tile} * kRows + row;
+      to += col * col_stride;
     } else {
       const auto& c = p.c;
-      row_stride = kLongIsA ? c.row_stride : c.col_stride;
-      col_stride = kLongIsA ? c.col_stride : c.row_stride;
+      constexpr bool kComplex = kStored == Stored::kComplex;
+      row_stride = kLongIsA ? c.row_stride : c.col_stride * (kComplex ? 2 : 1);
+      col_stride = kLongIsA || kComplex ? c.col_stride : c.row_stride;
       c_offset = BatchOffsets(p, params.first_matrix + panel_chunk.matrix).c;
-      to = static_cast<float*>(c.data) + c_offset + tile.first_row(params) * row_stride +
-           panel_chunk.first_row * col_stride;
+      const auto first = params.element(panel_chunk.first_row + col, tile.first_row(params) + row);
+      to = static_cast<float*>(c.data) + c_offset + first.row * c.row_stride;
+      to += first.col * c.col_stride;
     }
-    to += row * row_stride + col * col_stride;
   }
 
   __device__ void store(const Params& params, const PanelChunk& panel_chunk, const Tiles& tile,
@@ -140,6 +154,8 @@ struct Output {
     for (int i = 0; i < 4; ++i) {
       const int down = i / 2 * 8, right = i % 2;
       if (down >= rows || right >= cols) continue;
+      const int lane = static_cast<int>(threadIdx.x) % 32;
+      if (params.is_off_diagonal(lane % 4 * 2 + right, lane / 4 + down)) continue;
       if (plain && (params.adds_chunks || !isnan(sums[i]))) {
         __stcg(to + down * row_stride + right * col_stride, sums[i]);
       } else {
@@ -153,11 +169,13 @@ struct Output {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int64_t along = tile.first_row(params) + lane / 4 + down;
     const int64_t across = panel_chunk.first_row + lane % 4 * 2 + right;
-    const int64_t m = kLongIsA ? along : across, n = kLongIsA ? across : along;
+    const auto [m, n] = params.element(across, along);
     const int64_t matrix = params.first_matrix + panel_chunk.matrix;
     if (isnan(sum)) {
-      if constexpr (kMixed) {
+      if constexpr (kStored == Stored::kMixed) {
         sum = recompute_mixed(params.p, params.narrow, matrix, m, n, params.recomputed);
+      } else if constexpr (kStored == Stored::kComplex) {
+        sum = recompute_complex(params.p, params.signs_of_b, matrix, m, n, params.recomputed);
       } else {
         sum = recompute_by_thread(params.p, matrix, m, n, params.recomputed);
       }
@@ -177,18 +195,21 @@ __device__ void load_short(const Params& params, Smem<kWarps>& smem, unsigned in
   const BatchOffsets offsets(params.p, params.first_matrix + panel_chunk.matrix);
   const Matrix& matrix = params.short_operand;
   const int cols = panel_chunk.rows;
+  const Element* first =
+      first_of_chunk<Element>(matrix, kLongIsA ? offsets.b : offsets.a, panel_chunk.chunk);
+  constexpr int kEach = kParts<Element>;  // rows of the tile for a row of the operand
+  const PairStore<kIsComplex<Element>> store(params.short_signs, 64, /*swapped=*/false);
   NO_UNROLL
-  for (int col = warp_id(); col < cols; col += kWarps) {
+  for (int col = warp_id() * kEach; col < cols; col += kWarps * kEach) {
     Row<kWarps * 2> row;
-    row.load(static_cast<const Element*>(matrix.data) + (kLongIsA ? offsets.b : offsets.a) +
-                 int64_t{panel_chunk.chunk} * kChunk * matrix.col_stride +
-                 (panel_chunk.first_row + col) * matrix.row_stride,
-             matrix.col_stride, panel_chunk.length);
+    row.load(first + (panel_chunk.first_row + col) / kEach * matrix.row_stride, matrix.col_stride,
+             panel_chunk.length);
     const auto range = row.range();
     const float scale = fp16x3::scale(range.largest);
-    row.split(scale, smem.short_operand + col * 64, cols * 64, 4, 8);
+    row.split(scale, smem.short_operand + col * 64, cols * 64, 4, 8, store);
     const float inverse_scale = row.inverse_scale(range, scale);
-    if (threadIdx.x % 32 == 0) smem.inverse_scales[kRows + col] = inverse_scale;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if (lane < kEach) smem.inverse_scales[kRows + col + lane] = inverse_scale;
   }
 }
 
@@ -201,10 +222,9 @@ __device__ void produce(const Params& params, Smem<kWarps>& smem) {
     if (tile.enters_panel_chunk) {
       const PanelChunk panel_chunk(params, tile.panel_chunk);
       const BatchOffsets offsets(params.p, params.first_matrix + panel_chunk.matrix);
-      const Long* first = static_cast<const Long*>(matrix.data) +
-                          (kLongIsA ? offsets.a : offsets.b) +
-                          int64_t{panel_chunk.chunk} * kChunk * matrix.col_stride +
-                          params.first_col_tile * kRows * matrix.row_stride;
+      const Long* first =
+          first_of_chunk<Long>(matrix, kLongIsA ? offsets.a : offsets.b, panel_chunk.chunk) +
+          (tile.first_row(params) - int64_t{tile.col_tile} * kRows) * matrix.row_stride;
       __syncwarp();
       LongChunk& chunk = smem.long_chunk[warp_id()];
       if (lane_id() == 0) chunk.first = first, chunk.length = panel_chunk.length;
@@ -228,23 +248,29 @@ __device__ void produce(const Params& params, Smem<kWarps>& smem) {
           rows[i].load(row_from, 1, length);
         }
       }
-      typename Row<kWarps * 2>::Range ranges[kRowsOfWarp];
+      using Range = typename Row<kWarps * 2>::Range;
+      Range* ranges = smem.row_ranges + first_row;  // many rows leave no registers for theirs
       UNROLL
-      for (int i = 0; i < kRowsOfWarp; ++i) ranges[i] = rows[i].range();
+      for (int i = 0; i < kRowsOfWarp; ++i) {
+        const Range range = rows[i].range();
+        if (lane_id() == 0) ranges[i] = range;
+      }
+      __syncwarp();
       ptx::named_barrier_sync(kEmpty, smem.kThreads);
       UNROLL
       for (int i = 0; i < kRowsOfWarp; ++i) {
         const int row = first_row + i;
-        const float scale = fp16x3::scale(ranges[i].largest);
+        const Range range = ranges[i];
+        const float scale = fp16x3::scale(range.largest);
         rows[i].split(scale, smem.long_operand[0] + row % 8 * 64 + row / 8 * 4, smem.kStepBytes, 8,
-                      512);
-        const float inverse_scale = rows[i].inverse_scale(ranges[i], scale);
+                      512, PairStore<false>({}, 0, false));
+        const float inverse_scale = rows[i].inverse_scale(range, scale);
         if (lane_id() == 0) smem.inverse_scales[row] = inverse_scale;
       }
     } else {
       Slice slice;
       const int warp = warp_id();
-      from += int64_t{warp} * kSlice * matrix.col_stride;
+      from += int64_t{warp} * (kSlice / kParts<Long>)*matrix.col_stride;
       UNROLL
       for (int down = 0; down < 2; ++down) {
         slice.load(down, from + min(lane_id() / 4 + down * 8, last_row) * matrix.row_stride,
@@ -295,7 +321,10 @@ __device__ void consume(const Params& params, Smem<kWarps>& smem) {
   ptx::named_barrier_arrive(kEmpty, smem.kThreads);
   for (bool more = true; more;) {
     const PanelChunk panel_chunk(params, tile.panel_chunk);
-    const Output<kLongIsA, !std::is_same_v<Long, Short>> output(params, panel_chunk, tile);
+    constexpr Stored kStored = kIsComplex<Long>              ? Stored::kComplex
+                               : std::is_same_v<Long, Short> ? Stored::kFloat32
+                                                             : Stored::kMixed;
+    const Output<kLongIsA, kStored> output(params, panel_chunk, tile);
     ptx::named_barrier_sync(kFull, smem.kThreads);
     Sums sums;
     constexpr bool kLongIsNarrow = sizeof(Long) == 2, kShortIsNarrow = sizeof(Short) == 2;
@@ -334,7 +363,7 @@ __global__ void __launch_bounds__(Smem<kWarps>::kThreads, fp16x3_thin_blocks_by_
 
 namespace {
 
-template <bool kKMajor, bool kLongIsA, int kWarps, class Long = float, class Short = float>
+template <bool kKMajor, bool kLongIsA, int kWarps, class Long, class Short>
 void launch(Params& params, const Context& context) {
   const auto kernel = fp16x3_thin_kernel<kKMajor, kLongIsA, kWarps, Long, Short>;
   const int cols = static_cast<int>(std::min<int64_t>(params.short_count, kCols));
@@ -358,26 +387,42 @@ void launch_mixed(Params& params, const Context& context) {
   params.long_is_narrow() ? launch<kKMajor, kLongIsA, 8, Narrow16, float>(params, context)
                           : launch<kKMajor, kLongIsA, 8, float, Narrow16>(params, context);
 }
+template <bool kKMajor, bool kLongIsA, class Element>
+void launch_for_k(Params& params, const Context& context) {
+  static_assert(fp16x3::promotion(511) == 16 && fp16x3::promotion(512) == 32);
+  switch (fp16x3_thin_warps(params.p.k)) {
+    case 2: return launch<kKMajor, kLongIsA, 2, Element, Element>(params, context);
+    case 4: return launch<kKMajor, kLongIsA, 4, Element, Element>(params, context);
+    default: return launch<kKMajor, kLongIsA, 8, Element, Element>(params, context);
+  }
+}
 template <bool kKMajor, bool kLongIsA>
 void launch(Params& params, const Context& context) {
-  if (params.is_mixed) {
+  if (params.is_mixed()) {
     return params.narrow.dtype == DType::kFloat16
                ? launch_mixed<kKMajor, kLongIsA, Half>(params, context)
                : launch_mixed<kKMajor, kLongIsA, BFloat16>(params, context);
   }
-  static_assert(fp16x3::promotion(511) == 16 && fp16x3::promotion(512) == 32);
-  switch (fp16x3_thin_warps(params.p.k)) {
-    case 2: return launch<kKMajor, kLongIsA, 2>(params, context);
-    case 4: return launch<kKMajor, kLongIsA, 4>(params, context);
-    default: return launch<kKMajor, kLongIsA, 8>(params, context);
-  }
+  return params.stored == Stored::kComplex
+             ? launch_for_k<kKMajor, kLongIsA, float2>(params, context)
+             : launch_for_k<kKMajor, kLongIsA, float>(params, context);
 }
 
-// `narrow` is null if no operand is a 16-bit one.
-bool run(const Problem& p, const Plan& plan, const Narrow* narrow, const Context& context) {
+// `complex` is null for a real product, and `narrow` if no operand is a 16-bit one.
+bool run(const Problem& p, const Plan& plan, const ComplexB* complex, const Narrow* narrow,
+         const Context& context) {
   const auto run_part = [&](const Problem& part, float* sums, unsigned long long* recomputed) {
     Params params{};
-    static_cast<OnTheFlyParams&>(params) = on_the_fly_params(part, kRows, kCols, narrow);
+    const Fp16x3ThinSides sides = fp16x3_thin_sides(part, plan.tile);
+    static_cast<OnTheFlyParams&>(params) =
+        on_the_fly_params(sides.p, sides.sides, kRows, kCols, narrow);
+    params.diagonal = sides.diagonal;
+    params.long_rows = sides.diagonal != 0 ? sides.p.m : params.long_count;
+    if (complex != nullptr) {
+      params.stored = Stored::kComplex, params.signs_of_b = params.short_signs = complex->signs;
+      // Parts of A are swapped where those of B would be.
+      if (!params.long_is_a) std::swap(params.short_signs.y_even, params.short_signs.x_odd);
+    }
     params.partial_sums = sums, params.recomputed = recomputed;
     params.adds_chunks = params.chunks > 1;
     const bool k_major = params.long_operand.col_stride == 1;
@@ -398,12 +443,17 @@ bool run(const Problem& p, const Plan& plan, const Narrow* narrow, const Context
 }  // namespace fp16x3_thin
 
 bool launch_fp16x3_thin(const Problem& p, const Plan& plan, const Context& context) {
-  return fp16x3_thin::run(p, plan, nullptr, context);
+  return fp16x3_thin::run(p, plan, nullptr, nullptr, context);
+}
+
+bool launch_fp16x3_thin_complex(const Problem& p, const Plan& plan, const ComplexB& b,
+                                const Context& context) {
+  return fp16x3_thin::run(p, plan, &b, nullptr, context);
 }
 
 bool launch_fp16x3_thin_mixed(const Problem& p, const Plan& plan, const Narrow& narrow,
                               const Context& context) {
-  return fp16x3_thin::run(p, plan, &narrow, context);
+  return fp16x3_thin::run(p, plan, nullptr, &narrow, context);
 }
 
 }  // namespace tiled::cuda

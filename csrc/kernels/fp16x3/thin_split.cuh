@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/element.h"
 #include "core/order_fp16x3.h"
@@ -18,7 +19,8 @@ namespace tiled::cuda::fp16x3_thin {
 
 // --- Tiles, their order, and shared memory -------------------------------------------------------
 
-// A tile has kRows rows of the long operand and kCols of the short one.
+// A tile has kRows rows of the long operand and kCols of the short one. Each row of a complex short
+// operand is two of them, so that sums of real numbers are both parts of the elements of C.
 inline constexpr int kRows = kFp16x3ThinRows, kCols = kFp16x3ThinCols;
 inline constexpr int kSteps = 8;  // of 16 along K, for each warp that loads
 inline constexpr int kSlice = kSteps * 16;
@@ -38,7 +40,10 @@ struct Smem {
   uint8_t long_operand[kWarps * kSteps][kStepBytes];
   uint8_t zeros[16];
   float inverse_scales[kRows + kCols];
-  Range ranges[kWarps][kRows];           // of the long operand's slices
+  union {
+    Range ranges[kWarps][kRows];                       // of the long operand's slices
+    BasicRange</*kHasBits=*/false> row_ranges[kRows];  // of its whole rows
+  };
   uint8_t small_numbers[kWarps][kRows];  // in slices of wide rows
   LongChunk long_chunk[kWarps];
   // Fragments of the short operand, which has `cols` rows: for each step, row and q hi, then lo.
@@ -65,6 +70,8 @@ __device__ inline int warp_id() {
 
 // The long operand's rows are columns of the sums, as in all kernels that split on the fly.
 struct Params : OnTheFlyParams {
+  SignsOfB short_signs;                          // of a complex short operand
+  int64_t long_rows;                             // of the long operand
   unsigned tiles, tiles_of_block;                // in all, and at most
   unsigned group;                                // blocks that take tiles in turn
   unsigned panel_chunks_apart, col_tiles_apart;  // a block's tile and its next one
@@ -94,10 +101,12 @@ struct Tiles {
   }
   // The first row of the long operand, and how many there are.
   __device__ int64_t first_row(const Params& params) const {
+    if (params.diagonal != 0) return panel_chunk % params.panels * params.diagonal;
     return (params.first_col_tile + col_tile) * kRows;
   }
   __device__ int rows(const Params& params) const {
-    return static_cast<int>(min(params.long_count - first_row(params), int64_t{kRows}));
+    const int rows = params.diagonal != 0 ? params.diagonal : kRows;
+    return static_cast<int>(min(params.long_rows - first_row(params), int64_t{rows}));
   }
 };
 
@@ -125,44 +134,66 @@ __device__ Range range_of(const float (&x)[kCount]) {
   return range;
 }
 
-// Loads an element that no kernel writes meanwhile.
+// A complex operand has elements of type float2, and its strides count them. Along K each of them
+// is two numbers, its parts.
 template <class Element>
-__device__ float load_element(const Element* from) {
-  if constexpr (sizeof(Element) == 2) {
-    return widen(Element{__ldg(reinterpret_cast<const uint16_t*>(from))});
+inline constexpr bool kIsComplex = std::is_same_v<Element, float2>;
+template <class Element>
+inline constexpr int kParts = kIsComplex<Element> ? 2 : 1;
+
+// The first element of a chunk in a matrix, which begins `offset` numbers after the first one.
+template <class Element>
+__device__ const Element* first_of_chunk(const Matrix& matrix, int64_t offset, unsigned chunk) {
+  constexpr int kOfChunk = static_cast<int>(kChunk) / kParts<Element>;
+  return static_cast<const Element*>(matrix.data) + offset / kParts<Element> +
+         int64_t{chunk} * kOfChunk * matrix.col_stride;
+}
+
+// Loads the numbers of an element that no kernel writes meanwhile.
+template <class Element>
+__device__ void load_element(const Element* from, float* x) {
+  if constexpr (kIsComplex<Element>) {
+    const float2 z = __ldg(from);
+    x[0] = z.x, x[1] = z.y;
+  } else if constexpr (sizeof(Element) == 2) {
+    x[0] = widen(Element{__ldg(reinterpret_cast<const uint16_t*>(from))});
   } else {
-    return __ldg(from);
+    x[0] = __ldg(from);
   }
 }
 
 // --- Rows with elements adjacent along K, or not many of them: a warp has whole rows -------------
 
-// A lane has two adjacent elements of every 64 of a row.
+// A lane has two adjacent numbers of every 64 of a row.
 template <int kPairs>
 struct Row {
   float x[kPairs * 2];
 
   template <class Element>
   __device__ void load(const Element* from, int64_t k_stride, int length) {
+    constexpr int kEach = kParts<Element>;
     const int first_k = lane_id() * 2;
-    from += first_k * k_stride;
+    from += first_k / kEach * k_stride;
     UNROLL
-    for (int i = 0; i < kPairs; ++i, from += 64 * k_stride) {
+    for (int i = 0; i < kPairs; ++i, from += 64 / kEach * k_stride) {
       asm("" : "+l"(from));  // the compiler would keep all offsets in registers
+      x[i * 2] = x[i * 2 + 1] = 0;
       UNROLL
-      for (int j = 0; j < 2; ++j) {
-        x[i * 2 + j] = 0;
-        if (i * 64 + j < length - first_k) x[i * 2 + j] = load_element(from + j * k_stride);
+      for (int j = 0; j < 2; j += kEach) {
+        if (i * 64 + j < length - first_k) load_element(from + j * k_stride, &x[i * 2 + j]);
       }
     }
   }
   // load() of adjacent elements of a full row.
   template <class Element>
   __device__ void load_full(const Element* from) {
-    from += lane_id() * 2;
+    constexpr int kEach = kParts<Element>;
+    from += lane_id() * (2 / kEach);
     asm("" : "+l"(from));
     UNROLL
-    for (int i = 0; i < kPairs * 2; ++i) x[i] = load_element(from + i / 2 * 64 + i % 2);
+    for (int i = 0; i < kPairs * 2; i += kEach) {
+      load_element(from + (i / 2 * 64 + i % 2) / kEach, &x[i]);
+    }
   }
   using Range = BasicRange</*kHasBits=*/false>;  // there is no register for bits
 
@@ -187,14 +218,16 @@ struct Row {
   }
   // Splits the row and stores hi and lo parts: of 16 along K `step_bytes` apart, of four
   // along K 16 bytes apart, and the second two of these `odd_bytes` after the first two.
-  __device__ void split(float scale, uint8_t* to, int step_bytes, int odd_bytes, int to_lo) const {
+  template <class Store>
+  __device__ void split(float scale, uint8_t* to, int step_bytes, int odd_bytes, int to_lo,
+                        const Store& store) const {
     const int lane = lane_id();
     to += lane / 8 * step_bytes + lane % 8 / 2 * 16 + lane % 2 * odd_bytes;
     UNROLL
     for (int i = 0; i < kPairs; ++i, to += 4 * step_bytes) {
       uint32_t hi, lo;
       ptx::split_x2(x[i * 2] * scale, x[i * 2 + 1] * scale, hi, lo);
-      *reinterpret_cast<uint32_t*>(to) = hi, *reinterpret_cast<uint32_t*>(to + to_lo) = lo;
+      store(to, hi), store(to + to_lo, lo);
     }
   }
 };
@@ -207,14 +240,15 @@ struct Slice {
 
   template <class Element>
   __device__ void load(int down, const Element* from, int64_t k_stride, int length) {
+    constexpr int kEach = kParts<Element>;
     const int first_k = static_cast<int>(threadIdx.x) % 4 * 4;
-    from += first_k * k_stride;
+    from += first_k / kEach * k_stride;
     UNROLL
-    for (int i = 0; i < kSteps * 4; ++i) {
+    for (int i = 0; i < kSteps * 4; i += kEach) {
       const int k = i / 4 * 16 + i % 4;
-      x[down][i] = 0;
-      if (k < length - first_k) x[down][i] = load_element(from);
-      from += i % 4 == 3 ? 13 * k_stride : k_stride;
+      x[down][i] = x[down][i + kEach - 1] = 0;
+      if (k < length - first_k) load_element(from, &x[down][i]);
+      from += i % 4 + kEach == 4 ? (12 / kEach + 1) * k_stride : k_stride;
       asm("" : "+l"(from));  // the compiler would keep the offsets of all elements in registers
     }
   }
