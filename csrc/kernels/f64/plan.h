@@ -102,12 +102,22 @@ inline bool f64_tma_accepts(const Problem& p) {
          is_tma_aligned(p.batch, p.a, sizeof(double)) &&
          is_tma_aligned(p.batch, transposed(p.b), sizeof(double));
 }
-inline Plan f64_tma_plan(const Problem& p, int64_t sms) {
-  const auto elements = static_cast<double>(p.batch.count * p.k * (p.m + p.n));
-  Plan best = f64_tile_plan(h200::kF64TmaTiles, p, sms,
-                            sizeof(double) * elements / h200::F64Tma::kDram, true);
-  best.cycles += h200::F64Tma::kLaunch;
+inline Plan f64_tma_plan_of(const Problem& p, int64_t sms, double b_share) {
+  using Cost = h200::F64Tma;
+  const double rows = static_cast<double>(p.m) + b_share * static_cast<double>(p.n);
+  const double read =
+      sizeof(double) * static_cast<double>(p.batch.count * p.k) * rows / Cost::kDram;
+  Plan best = f64_tile_plan(h200::kF64TmaTiles, p, sms, read, true);
+  best.cycles += Cost::kLaunch;
   return best;
+}
+inline Plan f64_tma_plan(const Problem& p, int64_t sms) { return f64_tma_plan_of(p, sms, 1); }
+inline std::optional<Plan> f64_tma_complex_plan(const Plan&, const Problem& p, const SignsOfB&,
+                                                int64_t sms) {
+  Problem parts = p;
+  parts.b = parts_of_b(p.b);
+  if (is_mn_major(p.a) || !f64_tma_accepts(parts)) return {};
+  return f64_tma_plan_of(p, sms, kShareOfB);
 }
 
 // --- f64_direct ----------------------------------------------------------------------------------

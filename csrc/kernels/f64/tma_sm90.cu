@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <iterator>
 
+#include "core/complex.h"
 #include "core/order_chunked.h"
 #include "kernels/common/batch_offsets.cuh"
 #include "kernels/common/dispatch.h"
@@ -27,6 +28,7 @@
 #include "kernels/common/tensor_map.h"
 #include "kernels/common/tensor_map_coords.cuh"
 #include "kernels/common/tile_scheduler.cuh"
+#include "kernels/f64/fragment.cuh"
 #include "kernels/f64/plan.h"
 #include "kernels/f64/split_k_reduce.cuh"
 #include "kernels/f64/store.cuh"
@@ -45,10 +47,14 @@ inline constexpr int kMmaK = 8;                    // of K in a product
 inline constexpr int kBox = 16;                    // doubles in a row of a box: 128 bytes
 inline constexpr int kBoxBytes = kBox * kBox * 8;  // of 16 rows and 16 k
 
-template <int kIndex, bool kAMnMajor_, bool kBMnMajor_>
+template <bool kMnMajor, bool kComplex>
+class LaneOfB;
+
+template <int kIndex, bool kAMnMajor_, bool kBMnMajor_, bool kComplex_>
 struct Tile {
   static constexpr h200::F64TmaTile kTile = h200::kF64TmaTiles[kIndex];
   static constexpr bool kAMnMajor = kAMnMajor_, kBMnMajor = kBMnMajor_;
+  static constexpr bool kComplex = kComplex_;  // B has complex numbers (core/complex.h)
   static constexpr int kM = kTile.m, kN = kTile.n, kK = kBox, kStages = kTile.stages;
   // A warp computes kWarpM x kWarpN of the tile: kMmasM x kMmasN products of 16 x 8.
   static constexpr int kWarpM = kTile.warp_m, kWarpN = kTile.warp_n, kWarpsM = kM / kWarpM;
@@ -60,11 +66,14 @@ struct Tile {
   static constexpr int kThreads = kConsumers + (kMovesRegisters ? 128 : 32);
   static constexpr int kPairs = kMmasM * kMmasN * 2;  // of adjacent sums, of a thread
   static constexpr int kPlaces = kTile.places;        // of fragments in registers
-  static constexpr int kABytes = kM * kK * 8, kStageBytes = kABytes + kN * kK * 8;
+  static constexpr int kABytes = kM * kK * 8, kParts = kComplex ? 2 : 1;
+  static constexpr int kStageBytes = kABytes + kN * kK * 8 / kParts;
   static constexpr int kTotalsBytes = kPairs * 16 * kConsumers;
   // If no totals are kept, their memory is more stages.
   static constexpr int kMostStages = kStages + kTotalsBytes / kStageBytes;
   static constexpr int kRasterRows = 8;
+
+  using Lane = LaneOfB<kBMnMajor, kComplex>;
 
   static_assert(kWarpM % 16 == 0 && kWarpN % 16 == 0);
   static_assert(kPlaces == 2 || kMmasM > 1, "B is read behind the first row of products");
@@ -88,8 +97,9 @@ struct Params {
   Problem p;
   CUtensorMap a, b;
   TileScheduler scheduler;
-  bool c_direct;  // the sums are C's elements, and pairs of adjacent columns are aligned
-  bool splits_k;  // each chunk of K is work of its own
+  bool c_direct;        // the sums are C's elements, and pairs of adjacent columns are aligned
+  SignsOfB signs_of_b;  // of a complex B, stored as in_place_b() describes it
+  bool splits_k;        // each chunk of K is work of its own
   int stages;
   FastDivmod tiles;      // of C, if K is split
   uint32_t work_tiles;   // tiles of C, times chunks if K is split
@@ -114,18 +124,19 @@ __device__ TileCoord tile_of(const Params& params, uint32_t index) {
   return locate<Tile>(params.scheduler, tile & kMostTiles);  // no 64-bit division is compiled
 }
 
-// Loads kRows rows or columns of an operand, from `row` on, and kBox of K, from k on.
-template <int kRows, bool kMnMajor>
+// Loads kRows rows or columns of an operand, from `row` on, and kBox of K, from k on. Each complex
+// number of B, of which kParts is 2, stands for two columns and two k.
+template <int kRows, bool kMnMajor, int kParts>
 __device__ void load_operand(uint8_t* to, const CUtensorMap* map, int row, int k,
                              const TmaCoords& batch, uint64_t* full) {
   if constexpr (kMnMajor) {
     UNROLL
     for (int i = 0; i < kRows; i += kBox) {
-      ptx::tma_load(to + i / kBox * kBoxBytes, map,
-                    {row + i, k, batch.at[0], batch.at[1], batch.at[2]}, full);
+      ptx::tma_load(to + i / kBox * (kBoxBytes / kParts), map,
+                    {row + i, k / kParts, batch.at[0], batch.at[1], batch.at[2]}, full);
     }
   } else {
-    ptx::tma_load(to, map, {k, row, batch.at[0], batch.at[1], batch.at[2]}, full);
+    ptx::tma_load(to, map, {k, row / kParts, batch.at[0], batch.at[1], batch.at[2]}, full);
   }
 }
 
@@ -145,9 +156,9 @@ __device__ void produce(const Params& params, Smem<Tile>& smem) {
       const auto k_coord = static_cast<int>(range.begin + k);
       ptx::mbarrier_wait(&smem.empty[pipe.stage], pipe.parity);
       ptx::arrive_expect_tx(full, Tile::kStageBytes);
-      load_operand<Tile::kM, Tile::kAMnMajor>(stage, &params.a, tile.row, k_coord, a, full);
-      load_operand<Tile::kN, Tile::kBMnMajor>(stage + Tile::kABytes, &params.b, tile.col, k_coord,
-                                              b, full);
+      load_operand<Tile::kM, Tile::kAMnMajor, 1>(stage, &params.a, tile.row, k_coord, a, full);
+      load_operand<Tile::kN, Tile::kBMnMajor, Tile::kParts>(stage + Tile::kABytes, &params.b,
+                                                            tile.col, k_coord, b, full);
     }
   }
 }
@@ -194,36 +205,60 @@ __device__ void read_fragment_a(const uint8_t* smem, int offset, int k, int i, d
   }
 }
 
-// Two products share 16 columns of B, such that a lane has two pairs of adjacent columns in C,
-// which are four columns apart. In a K-major stage, column g of the first and of the second product
-// are columns 2x and 2x + 1 of B, with x = g or, in each four, 0, 2, 1, 3. In an MN-major one, the
-// first product has columns 0, 1, 8, 9, 2, 3, 10, 11, and the second those plus 4.
-template <bool kMnMajor>
-__device__ int lane_offset_of_b() {
-  const int g = lane_g(), q = lane_q();
-  if constexpr (kMnMajor) return q * 128 + ((g / 2 % 2 * 4 + g / 4) ^ q) * 16 + g % 2 * 8;
-  const int pair = (g & 4) + g % 2 * 2 + g / 2 % 2;
-  return pair * 256 + pair % 4 * 32 + q * 8;
-}
-// The first of the lane's pairs, counted in pairs.
-template <bool kMnMajor>
-__device__ int col_pair_of_c() {
-  return kMnMajor ? lane_q() % 2 * 4 + lane_q() / 2 : lane_q() / 2 * 4 + lane_q() % 2;
-}
+// Returns 0, 2, 1, 3 for 0, 1, 2, 3.
+__device__ inline int swap_bits(int x) { return x % 2 * 2 + x / 2; }
 
-// Reads B's fragment of the j-th product of 8 columns and 8 of K, from k on. TMA fills a stage with
-// +0 beyond K, which `sign` makes the -0 that changes no sum.
-template <bool kMnMajor>
-__device__ void read_fragment_b(const uint8_t* smem, int offset, int k, int j, const int (&sign)[2],
-                                double (&x)[2]) {
-  UNROLL
-  for (int step = 0; step < 2; ++step, k += 4) {
-    const int at = kMnMajor ? (offset ^ (k & 4) * 16 ^ j % 2 * 32) + k * 128 + j / 2 * kBoxBytes
-                            : (offset ^ k * 8 ^ j % 2 * 16) + j % 2 * 128 + j / 2 * kBoxBytes;
-    const double b = *reinterpret_cast<const double*>(smem + at);
-    x[step] = __hiloint2double(__double2hiint(b) | sign[step], __double2loint(b));
+// How a lane reads B, and which columns of C it has: kPairs pairs of adjacent ones, of which the
+// first begins at first_col() and pair p col_of(p) behind it.
+//
+// Two products share 16 columns. In a K-major stage, column g of the first and of the second
+// product are columns 2x and 2x + 1 of B, with x = g or, in each four, 0, 2, 1, 3. In an MN-major
+// one, the first product has columns 0, 1, 8, 9, 2, 3, 10, 11, and the second those plus 4.
+// `offset` is the lane's first one.
+template <bool kMnMajor, bool kComplex>
+class LaneOfB {
+ public:
+  int offset;
+  __device__ explicit LaneOfB(const SignsOfB&) {
+    const int g = lane_g(), q = lane_q(), pair = g / 4 * 4 + swap_bits(g % 4);
+    offset = kMnMajor ? q * 128 + ((g / 2 % 2 * 4 + g / 4) ^ q) * 16 + g % 2 * 8
+                      : pair * 256 + pair % 4 * 32 + q * 8;
   }
-}
+  __device__ static int first_col() {
+    return kMnMajor ? lane_q() % 2 * 8 + lane_q() / 2 * 2 : lane_q() / 2 * 8 + lane_q() % 2 * 2;
+  }
+  __device__ static constexpr int col_of(int pair) { return pair / 2 * 16 + pair % 2 * 4; }
+  // The place of the lane's element of the j-th product at k, in a stage's B at `from`.
+  __device__ static int at(int from, int k, int j) {
+    return kMnMajor ? (from ^ (k & 4) * 16 ^ j % 2 * 32) + k * 128 + j / 2 * kBoxBytes
+                    : (from ^ k * 8 ^ j % 2 * 16) + j % 2 * 128 + j / 2 * kBoxBytes;
+  }
+  __device__ static int sign() { return 0; }
+};
+
+// A product has four complex columns, of which lanes q have the real and the imaginary parts. They
+// are in the order 0, 2, 1, 3, so that two of them, with two adjacent k, are in different banks.
+template <bool kMnMajor>
+class LaneOfB<kMnMajor, true> {
+ public:
+  int offset;
+  __device__ explicit LaneOfB(const SignsOfB& signs) {
+    const f64_mma::ComplexPart part(signs);
+    const int col = swap_bits(lane_g() / 2), k = lane_q() / 2;
+    offset = (kMnMajor ? k : col) * 128 + (col ^ k) * 16 + part.offset() * 8;
+    sign_ = part.sign();
+  }
+  __device__ static int first_col() { return swap_bits(lane_q()) * 2; }
+  __device__ static constexpr int col_of(int pair) { return pair * 8; }
+  __device__ static int at(int from, int k, int j) {
+    return (from ^ k * 8 ^ j % 2 * 64) +
+           (kMnMajor ? k * 64 + j / 2 * (kBoxBytes / 2) : j * (kBoxBytes / 4));
+  }
+  __device__ int sign() const { return sign_; }
+
+ private:
+  int sign_;
+};
 
 // A consumer's fragments, and its sums. With one place for fragments, those of the next kMmaK of K
 // replace each one that is done with.
@@ -238,35 +273,45 @@ struct Accumulators {
   }
   // The adjacent columns `pair` of the thread in its i-th row.
   __device__ double2 pair_of(int i, int pair) const {
-    const auto& first = sums[i / 2][pair / 2 * 2];
-    const auto& second = sums[i / 2][pair / 2 * 2 + 1];
+    const auto& row = sums[i / 2];
     const int h = i % 2 * 2, t = pair % 2;
-    if constexpr (!Tile::kBMnMajor) return make_double2(first[h + t], second[h + t]);
-    return t == 0 ? make_double2(first[h], first[h + 1]) : make_double2(second[h], second[h + 1]);
+    if (Tile::kBMnMajor || Tile::kComplex) return make_double2(row[pair][h], row[pair][h + 1]);
+    return make_double2(row[pair - t][h + t], row[pair - t + 1][h + t]);
   }
 };
 
 // Reads the fragments of 8 of K, from k on, of a stage that has k_left of the problem's from there.
+// TMA fills a stage with +0 beyond K, which becomes -0 in B, since 0 * -0 changes no sum.
 template <class Tile>
 class Reader {
  public:
-  __device__ Reader(const uint8_t* smem, int warp_row, int warp_col)
+  __device__ Reader(const Params& params, const uint8_t* smem, int warp_row, int warp_col)
       : smem_(smem),
-        lane_a_(warp_row * 128 + lane_offset_of_a<Tile::kAMnMajor>()),
-        lane_b_(warp_col * 128 + Tile::kABytes + lane_offset_of_b<Tile::kBMnMajor>()) {}
+        lane_b_(params.signs_of_b),
+        lane_a_(warp_row * 128 + lane_offset_of_a<Tile::kAMnMajor>()) {
+    lane_b_.offset += warp_col * (128 / Tile::kParts) + Tile::kABytes;
+  }
 
   __device__ void begin(int stage, int k, int k_left) {
     a_ = lane_a_ + stage * Tile::kStageBytes;
-    b_ = lane_b_ + stage * Tile::kStageBytes;
+    b_ = lane_b_.offset + stage * Tile::kStageBytes;
     k_ = k;
     UNROLL
-    for (int step = 0; step < 2; ++step) sign_[step] = step * 4 + lane_q() < k_left ? 0 : 1 << 31;
+    for (int step = 0; step < 2; ++step) {
+      padding_[step] = step * 4 + lane_q() < k_left ? 0 : f64_mma::ComplexPart::kSign;
+    }
   }
   __device__ void read_a(int i, double (&x)[2][2]) const {
     read_fragment_a<Tile::kAMnMajor>(smem_, a_, k_, i, x);
   }
   __device__ void read_b(int j, double (&x)[2]) const {
-    read_fragment_b<Tile::kBMnMajor>(smem_, b_, k_, j, sign_, x);
+    UNROLL
+    for (int step = 0; step < 2; ++step) {
+      const int at = lane_b_.at(b_, k_ + step * 4, j);
+      const double b = *reinterpret_cast<const double*>(smem_ + at);
+      const int upper = (__double2hiint(b) ^ lane_b_.sign()) | padding_[step];
+      x[step] = __hiloint2double(upper, __double2loint(b));
+    }
   }
   __device__ void read_all(Accumulators<Tile>& acc, int place) const {
     UNROLL
@@ -277,23 +322,15 @@ class Reader {
 
  private:
   const uint8_t* smem_;
-  int lane_a_, lane_b_, a_, b_, k_, sign_[2];
+  typename Tile::Lane lane_b_;
+  int lane_a_, a_, b_, k_, padding_[2];
 };
 
 // --- Stores --------------------------------------------------------------------------------------
 
-// A thread's sums are pairs of adjacent columns: kMmasN of them in each of kMmasM * 2 rows. The
-// first pair is at first_row() and first_col() of its warp.
-template <class Tile>
-__device__ int first_row() {
-  return row_pair_of_a<Tile::kAMnMajor>() * 2;
-}
-template <class Tile>
-__device__ int first_col() {
-  return col_pair_of_c<Tile::kBMnMajor>() * 2;
-}
-__device__ constexpr int row_of(int i) { return i / 2 * 16 + i % 2; }  // behind the first one
-__device__ constexpr int col_of(int pair) { return pair / 2 * 16 + pair % 2 * 4; }
+// A thread's sums are pairs of adjacent columns: kMmasN of them in each of kMmasM * 2 rows, which
+// are row_of(i) behind the first one.
+__device__ constexpr int row_of(int i) { return i / 2 * 16 + i % 2; }
 
 // Stores the sums as they are. `c` points at element (row, col) of C, that of the first pair.
 template <class Tile>
@@ -305,8 +342,8 @@ __device__ void store_direct(const Accumulators<Tile>& acc, const Problem& p, do
   for (int i = 0; i < Tile::kMmasM * 2; ++i) {
     UNROLL
     for (int pair = 0; pair < Tile::kMmasN; ++pair) {
-      if (row_of(i) < rows && col_of(pair) < cols) {
-        *reinterpret_cast<double2*>(c + col_of(pair)) = acc.pair_of(i, pair);
+      if (row_of(i) < rows && Tile::Lane::col_of(pair) < cols) {
+        *reinterpret_cast<double2*>(c + Tile::Lane::col_of(pair)) = acc.pair_of(i, pair);
       }
     }
     c += (row_of(i + 1) - row_of(i)) * p.c.row_stride;
@@ -324,7 +361,7 @@ __device__ void store_epilogue(const Accumulators<Tile>& acc, const Problem& p, 
   NO_UNROLL
   for (int at = 0; at < Tile::kPairs; ++at) {
     f64_mma::store_pair(p, false, c_offset, row + row_of(at / Tile::kMmasN),
-                        col + col_of(at % Tile::kMmasN), sums[at][threadIdx.x]);
+                        col + Tile::Lane::col_of(at % Tile::kMmasN), sums[at][threadIdx.x]);
   }
 }
 
@@ -338,7 +375,7 @@ __device__ void consume(const Params& params, uint32_t index, ptx::PipelineState
   const int warp = threadIdx.x / 32;
   const int warp_row = warp % Tile::kWarpsM * Tile::kWarpM;
   const int warp_col = warp / Tile::kWarpsM * Tile::kWarpN;
-  Reader<Tile> next(smem.stages, warp_row, warp_col);
+  Reader<Tile> next(params, smem.stages, warp_row, warp_col);
   Accumulators<Tile> acc;
   auto k_left = static_cast<int>(KRange(params, index).length);
   // Multiplies the stage; its first fragments have been read. Reads the next stage's, unless it is
@@ -399,8 +436,8 @@ __device__ void consume(const Params& params, uint32_t index, ptx::PipelineState
   const TileCoord tile = tile_of<Tile>(params, index);
   const int64_t c_offset =
       batch_offset(p.batch, p.c, tile.batch) + split_of(params, index) * params.split_stride;
-  const int64_t row = int64_t{tile.row} + warp_row + first_row<Tile>();
-  const int64_t col = int64_t{tile.col} + warp_col + first_col<Tile>();
+  const int64_t row = int64_t{tile.row} + warp_row + row_pair_of_a<Tile::kAMnMajor>() * 2;
+  const int64_t col = int64_t{tile.col} + warp_col + Tile::Lane::first_col();
   if (params.c_direct) {
     double* c = static_cast<double*>(p.c.data) + c_offset + row * p.c.row_stride + col;
     store_direct(acc, p, c, row, col);
@@ -440,7 +477,7 @@ namespace {
 
 // Without memory for the partial sums, K is not split.
 template <class Tile>
-void run(const Problem& p, int64_t k_splits, const Context& context) {
+void run(const Problem& p, int64_t k_splits, const SignsOfB& signs_of_b, const Context& context) {
   static_assert(Tile::kTile.blocks * (sizeof(Smem<Tile>) + 1024) <= kSharedMemoryOfSm);
   double* partial_sums = nullptr;
   if (k_splits > 1) {
@@ -451,17 +488,21 @@ void run(const Problem& p, int64_t k_splits, const Context& context) {
   const bool c_direct =
       q.epilogue.is_identity() && q.n % 2 == 0 &&
       is_vector_aligned(q.batch, q.c, q.c.col_stride, q.c.row_stride, 2, sizeof(double));
-  const auto map = [&](const Matrix& matrix, int64_t rows, int tile_rows) {
-    return tensor_map(p.batch, matrix, rows, p.k, is_mn_major(matrix) ? kBox : tile_rows, kBox,
+  // A complex B is half as many rows of parts.
+  const auto map = [&](const Matrix& matrix, int64_t rows, int tile_rows, int parts) {
+    const bool mn_major = is_mn_major(matrix);
+    return tensor_map(p.batch, matrix, mn_major ? rows : rows / parts, mn_major ? p.k / parts : p.k,
+                      mn_major ? kBox : tile_rows / parts, mn_major ? kBox / parts : kBox,
                       CU_TENSOR_MAP_SWIZZLE_128B, DType::kFloat64);
   };
   const auto tiles = static_cast<uint32_t>(count_tiles(p, Tile::kM, Tile::kN));
   const Params params{
       .p = q,
-      .a = map(p.a, p.m, Tile::kM),
-      .b = map(transposed(p.b), p.n, Tile::kN),
+      .a = map(p.a, p.m, Tile::kM, 1),
+      .b = map(transposed(Tile::kComplex ? parts_of_b(p.b) : p.b), p.n, Tile::kN, Tile::kParts),
       .scheduler = TileScheduler::of<Tile>(p),
       .c_direct = c_direct,
+      .signs_of_b = signs_of_b,
       .splits_k = k_splits > 1,
       .stages = c_direct && (k_splits > 1 || p.k <= kChunk) ? Tile::kMostStages : Tile::kStages,
       .tiles = FastDivmod::of(tiles),
@@ -476,10 +517,11 @@ void run(const Problem& p, int64_t k_splits, const Context& context) {
   if (k_splits > 1) f64_mma::launch_split_k_reduce(p, partial_sums, context);
 }
 
-template <bool kAMnMajor, bool kBMnMajor>
-bool run_tile(const Problem& p, const Plan& plan, const Context& context) {
+template <bool kAMnMajor, bool kBMnMajor, bool kComplex>
+bool run_tile(const Problem& p, const Plan& plan, const SignsOfB& signs, const Context& context) {
+  if (count_tiles(p, 1, 1) == 0) return true;
   return with_tile<std::size(h200::kF64TmaTiles)>(plan.tile, [&]<int kIndex>() {
-    run<Tile<kIndex, kAMnMajor, kBMnMajor>>(p, plan.k_splits, context);
+    run<Tile<kIndex, kAMnMajor, kBMnMajor, kComplex>>(p, plan.k_splits, signs, context);
     return true;
   });
 }
@@ -489,13 +531,19 @@ bool run_tile(const Problem& p, const Plan& plan, const Context& context) {
 
 bool launch_f64_tma(const Problem& p, const Plan& plan, const Context& context) {
   using namespace f64_tma;
-  if (count_tiles(p, 1, 1) == 0) return true;
-  if (is_mn_major(p.a)) {
-    return is_mn_major(transposed(p.b)) ? run_tile<true, true>(p, plan, context)
-                                        : run_tile<true, false>(p, plan, context);
-  }
-  return is_mn_major(transposed(p.b)) ? run_tile<false, true>(p, plan, context)
-                                      : run_tile<false, false>(p, plan, context);
+  const auto run = is_mn_major(p.a) ? is_mn_major(transposed(p.b)) ? run_tile<true, true, false>
+                                                                   : run_tile<true, false, false>
+                   : is_mn_major(transposed(p.b)) ? run_tile<false, true, false>
+                                                  : run_tile<false, false, false>;
+  return run(p, plan, {}, context);
+}
+
+// The A of a complex product is K-major, since its rows are.
+bool launch_f64_tma_complex(const Problem& p, const Plan& plan, const ComplexB& b,
+                            const Context& context) {
+  using namespace f64_tma;
+  return is_mn_major(transposed(p.b)) ? run_tile<false, true, true>(p, plan, b.signs, context)
+                                      : run_tile<false, false, true>(p, plan, b.signs, context);
 }
 
 }  // namespace tiled::cuda
