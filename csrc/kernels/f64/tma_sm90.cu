@@ -43,6 +43,11 @@ namespace tiled::cuda {
 namespace f64_tma {
 
 inline constexpr uint32_t kMostTiles = kF64TmaMostTiles;
+// At a loop's back edge the compiler waits for all products.
+#ifndef RUN_UNROLL
+#define RUN_UNROLL 4
+#endif
+inline constexpr int kUnrolledStages = RUN_UNROLL;
 inline constexpr int kMmaK = 8;                    // of K in a product
 inline constexpr int kBox = 16;                    // doubles in a row of a box: 128 bytes
 inline constexpr int kBoxBytes = kBox * kBox * 8;  // of 16 rows and 16 k
@@ -60,10 +65,14 @@ struct Tile {
   static constexpr int kWarpM = kTile.warp_m, kWarpN = kTile.warp_n, kWarpsM = kM / kWarpM;
   static constexpr int kMmasM = kWarpM / 16, kMmasN = kWarpN / 8;
   static constexpr int kConsumers = kWarpsM * (kN / kWarpN) * 32;
-  // setmaxnreg moves registers between whole warpgroups.
-  static constexpr int kConsumerRegisters = kTile.consumer_registers, kProducerRegisters = 40;
+  // If setmaxnreg moves registers, a whole warpgroup produces, and has what consumers leave of
+  // those that the block is launched with.
+  static constexpr int kConsumerRegisters = kTile.consumer_registers;
   static constexpr bool kMovesRegisters = kConsumerRegisters > 0;
   static constexpr int kThreads = kConsumers + (kMovesRegisters ? 128 : 32);
+  static constexpr int kLaunchRegisters = (64 << 10) / (kTile.blocks * kThreads) / 8 * 8;
+  static constexpr int kProducerRegisters =
+      (kLaunchRegisters * kThreads - kConsumerRegisters * kConsumers) / 128;
   static constexpr int kPairs = kMmasM * kMmasN * 2;  // of adjacent sums, of a thread
   static constexpr int kPlaces = kTile.places;        // of fragments in registers
   static constexpr int kABytes = kM * kK * 8, kParts = kComplex ? 2 : 1;
@@ -112,10 +121,11 @@ __device__ inline uint32_t split_of(const Params& params, uint32_t index) {
   return params.splits_k ? params.tiles.divide(index) : 0;
 }
 struct KRange {
-  int64_t begin, length;
+  int begin, end;
   __device__ KRange(const Params& params, uint32_t index)
-      : begin(int64_t{split_of(params, index)} * kChunk), length(params.p.k - begin) {
-    if (params.splits_k) length = min(length, int64_t{kChunk});
+      : begin(static_cast<int>(split_of(params, index)) * kChunk),
+        end(static_cast<int>(params.p.k)) {
+    if (params.splits_k) end = min(end, begin + kChunk);
   }
 };
 template <class Tile>
@@ -150,15 +160,14 @@ __device__ void produce(const Params& params, Smem<Tile>& smem) {
     const TmaCoords a(params.p.batch, params.p.a, tile.batch);
     const TmaCoords b(params.p.batch, params.p.b, tile.batch);
     NO_UNROLL
-    for (int64_t k = 0; k < range.length; k += Tile::kK, pipe.advance()) {
+    for (int k = range.begin; k < range.end; k += Tile::kK, pipe.advance()) {
       uint64_t* full = &smem.full[pipe.stage];
       uint8_t* stage = &smem.stages[pipe.stage * Tile::kStageBytes];
-      const auto k_coord = static_cast<int>(range.begin + k);
       ptx::mbarrier_wait(&smem.empty[pipe.stage], pipe.parity);
       ptx::arrive_expect_tx(full, Tile::kStageBytes);
-      load_operand<Tile::kM, Tile::kAMnMajor, 1>(stage, &params.a, tile.row, k_coord, a, full);
+      load_operand<Tile::kM, Tile::kAMnMajor, 1>(stage, &params.a, tile.row, k, a, full);
       load_operand<Tile::kN, Tile::kBMnMajor, Tile::kParts>(stage + Tile::kABytes, &params.b,
-                                                            tile.col, k_coord, b, full);
+                                                            tile.col, k, b, full);
     }
   }
 }
@@ -268,6 +277,19 @@ struct Accumulators {
   double a[kPlaces][Tile::kMmasM][2][2], b[kPlaces][Tile::kMmasN][2];
   double sums[Tile::kMmasM][Tile::kMmasN][4] = {};
 
+  // Gives B's numbers their sign, if they are complex, and 8 - k_left of K that are beyond the
+  // problem's a padding that changes no sum: TMA has loaded +0, of which B's becomes -0.
+  __device__ void finish_b(int place, int sign, int k_left) {
+    UNROLL
+    for (int step = 0; step < 2; ++step) {
+      const int padding = step * 4 + lane_q() < k_left ? 0 : f64_mma::ComplexPart::kSign;
+      UNROLL
+      for (int j = 0; j < Tile::kMmasN; ++j) {
+        double& x = b[place][j][step];
+        x = __hiloint2double((__double2hiint(x) ^ sign) | padding, __double2loint(x));
+      }
+    }
+  }
   __device__ void multiply(int i, int j, int place) {
     ptx::mma_m16n8k8_f64(sums[i][j], a[place][i], b[place][j]);
   }
@@ -280,8 +302,7 @@ struct Accumulators {
   }
 };
 
-// Reads the fragments of 8 of K, from k on, of a stage that has k_left of the problem's from there.
-// TMA fills a stage with +0 beyond K, which becomes -0 in B, since 0 * -0 changes no sum.
+// Reads the fragments of 8 of K, from k on, of a stage.
 template <class Tile>
 class Reader {
  public:
@@ -292,15 +313,12 @@ class Reader {
     lane_b_.offset += warp_col * (128 / Tile::kParts) + Tile::kABytes;
   }
 
-  __device__ void begin(int stage, int k, int k_left) {
+  __device__ void begin(int stage, int k) {
     a_ = lane_a_ + stage * Tile::kStageBytes;
     b_ = lane_b_.offset + stage * Tile::kStageBytes;
     k_ = k;
-    UNROLL
-    for (int step = 0; step < 2; ++step) {
-      padding_[step] = step * 4 + lane_q() < k_left ? 0 : f64_mma::ComplexPart::kSign;
-    }
   }
+  __device__ int sign_of_b() const { return lane_b_.sign(); }
   __device__ void read_a(int i, double (&x)[2][2]) const {
     read_fragment_a<Tile::kAMnMajor>(smem_, a_, k_, i, x);
   }
@@ -308,9 +326,7 @@ class Reader {
     UNROLL
     for (int step = 0; step < 2; ++step) {
       const int at = lane_b_.at(b_, k_ + step * 4, j);
-      const double b = *reinterpret_cast<const double*>(smem_ + at);
-      const int upper = (__double2hiint(b) ^ lane_b_.sign()) | padding_[step];
-      x[step] = __hiloint2double(upper, __double2loint(b));
+      x[step] = *reinterpret_cast<const double*>(smem_ + at);
     }
   }
   __device__ void read_all(Accumulators<Tile>& acc, int place) const {
@@ -323,7 +339,7 @@ class Reader {
  private:
   const uint8_t* smem_;
   typename Tile::Lane lane_b_;
-  int lane_a_, a_, b_, k_, padding_[2];
+  int lane_a_, a_, b_, k_;
 };
 
 // --- Stores --------------------------------------------------------------------------------------
@@ -377,14 +393,26 @@ __device__ void consume(const Params& params, uint32_t index, ptx::PipelineState
   const int warp_col = warp / Tile::kWarpsM * Tile::kWarpN;
   Reader<Tile> next(params, smem.stages, warp_row, warp_col);
   Accumulators<Tile> acc;
-  auto k_left = static_cast<int>(KRange(params, index).length);
+  const KRange range(params, index);
+  int k_left = range.end - range.begin;
   // Multiplies the stage; its first fragments have been read. Reads the next stage's, unless it is
   // the last one of a chunk: what is read then is not used.
   const auto multiply_stage = [&](bool is_last) {
+    uint64_t* empty = &smem.empty[pipe.stage];
     UNROLL
     for (int k = 0; k < Tile::kK; k += kMmaK) {
       const int place = k / kMmaK % Tile::kPlaces, next_place = (place + 1) % Tile::kPlaces;
       const int next_k = (k + kMmaK) % Tile::kK;
+      const auto begin_next = [&] {
+        if (next_k == 0) {
+          pipe.advance();
+          if (!is_last) ptx::mbarrier_wait(&smem.full[pipe.stage], pipe.parity);
+        }
+        next.begin(pipe.stage, next_k);
+        if constexpr (Tile::kPlaces > 1) next.read_all(acc, next_place);
+      };
+      if (Tile::kPlaces > 1) begin_next();
+      acc.finish_b(place, next.sign_of_b(), k_left - k);
       UNROLL
       for (int i = 0; i < Tile::kMmasM; ++i) {
         UNROLL
@@ -392,30 +420,30 @@ __device__ void consume(const Params& params, uint32_t index, ptx::PipelineState
           acc.multiply(i, j, place);
           if (Tile::kPlaces == 1 && i == Tile::kMmasM - 1) next.read_b(j, acc.b[0][j]);
         }
-        if (i == 0) {  // the tensor cores are busy meanwhile
-          if (next_k == 0) {
-            ptx::consumer_release(&smem.empty[pipe.stage]);
-            pipe.advance();
-            k_left -= Tile::kK;
-            if (!is_last) ptx::mbarrier_wait(&smem.full[pipe.stage], pipe.parity);
-          }
-          next.begin(pipe.stage, next_k, k_left - next_k);
-          if constexpr (Tile::kPlaces > 1) next.read_all(acc, next_place);
-        }
+        if (i == 0 && Tile::kPlaces == 1) begin_next();  // the tensor cores are busy meanwhile
         if constexpr (Tile::kPlaces == 1) next.read_a(i, acc.a[0][i]);
       }
     }
+    k_left -= Tile::kK;
+    // All fragments of the stage have been multiplied, so no load is outstanding. A fence of the
+    // proxies would cost hundreds of cycles.
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
   };
   double* sums = &acc.sums[0][0][0];
   NO_UNROLL
   for (bool first = true;; first = false) {
     ptx::mbarrier_wait(&smem.full[pipe.stage], pipe.parity);
-    next.begin(pipe.stage, 0, k_left);
+    next.begin(pipe.stage, 0);
     next.read_all(acc, 0);
+    auto stages = static_cast<int>(ceil_div(min(k_left, kChunk), Tile::kK));
     NO_UNROLL
-    for (auto stages = static_cast<int>(ceil_div(min(k_left, kChunk), Tile::kK)); stages > 0;
-         --stages) {
-      multiply_stage(stages == 1);
+    while (stages > 0) {
+      UNROLL
+      for (int i = 0; i < kUnrolledStages; ++i) {
+        multiply_stage(stages == 1);
+        if (--stages == 0) break;
+      }
     }
     if (!first) {
       UNROLL
