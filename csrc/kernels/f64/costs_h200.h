@@ -30,12 +30,9 @@ struct F64TmaTile {
   double alone, rate, overhead;
 };
 inline constexpr F64TmaTile kF64TmaTiles[] = {
-    {128, 128, 64, 32, 1, 3, 232, 1, 128, 128, 6000},
-    {128, 64, 64, 32, 1, 2, 224, 2, 66, 127, 4500},
-    {64, 64, 32, 32, 2, 5, 0, 2, 36, 122, 3200},
-    {64, 32, 32, 16, 2, 4, 0, 3, 22, 110, 2500},
-    {32, 32, 16, 16, 2, 5, 0, 4, 21.5, 90, 2200},
-    {128, 64, 32, 32, 2, 4, 0, 1, 64, 127, 4500},
+    {128, 128, 64, 32, 1, 3, 232, 1, 116, 141, 7200}, {128, 64, 32, 32, 2, 4, 0, 1, 65, 131, 4200},
+    {64, 64, 32, 32, 2, 5, 0, 2, 44, 122, 2400},      {64, 32, 32, 16, 2, 4, 0, 3, 26, 110, 2200},
+    {32, 32, 16, 16, 2, 5, 0, 4, 20.8, 96, 1200},
 };
 struct F64Mma {
   static constexpr double kLaunch = 5700;
@@ -43,7 +40,7 @@ struct F64Mma {
   static constexpr double kDramMnMajor = 27.6, kDramKMajor = 16.3;
 };
 struct F64Tma {
-  static constexpr double kLaunch = 5200, kDram = 27.6;
+  static constexpr double kLaunch = 2850, kDram = 20;  // bytes
 };
 // The reduction of chunk sums, and each of them.
 struct F64Reduce {

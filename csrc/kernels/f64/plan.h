@@ -104,10 +104,10 @@ inline bool f64_tma_accepts(const Problem& p) {
 }
 inline Plan f64_tma_plan_of(const Problem& p, int64_t sms, double b_share) {
   using Cost = h200::F64Tma;
-  const double rows = static_cast<double>(p.m) + b_share * static_cast<double>(p.n);
-  const double read =
-      sizeof(double) * static_cast<double>(p.batch.count * p.k) * rows / Cost::kDram;
-  Plan best = f64_tile_plan(h200::kF64TmaTiles, p, sms, read, true);
+  const auto m = static_cast<double>(p.m), n = static_cast<double>(p.n);
+  const auto k = static_cast<double>(p.k), batch = static_cast<double>(p.batch.count);
+  const double bytes = sizeof(double) * batch * (m * k + b_share * n * k + m * n);
+  Plan best = f64_tile_plan(h200::kF64TmaTiles, p, sms, bytes / Cost::kDram, true);
   best.cycles += Cost::kLaunch;
   return best;
 }

@@ -43,11 +43,7 @@ namespace tiled::cuda {
 namespace f64_tma {
 
 inline constexpr uint32_t kMostTiles = kF64TmaMostTiles;
-// At a loop's back edge the compiler waits for all products.
-#ifndef RUN_UNROLL
-#define RUN_UNROLL 4
-#endif
-inline constexpr int kUnrolledStages = RUN_UNROLL;
+inline constexpr int kUnrolledStages = 4;          // since a loop's back edge waits for products
 inline constexpr int kMmaK = 8;                    // of K in a product
 inline constexpr int kBox = 16;                    // doubles in a row of a box: 128 bytes
 inline constexpr int kBoxBytes = kBox * kBox * 8;  // of 16 rows and 16 k
@@ -425,8 +421,8 @@ __device__ void consume(const Params& params, uint32_t index, ptx::PipelineState
       }
     }
     k_left -= Tile::kK;
-    // All fragments of the stage have been multiplied, so no load is outstanding. A fence of the
-    // proxies would cost hundreds of cycles.
+    // All fragments of the stage have been multiplied, so that no load from it is outstanding, and
+    // TMA may fill it without the fence of consumer_release().
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
   };
