@@ -374,7 +374,9 @@ SUITES = {
     "float64_kernels": Suite(
         "the kernels of float64 by name, on squares and vectors",
         (
-            *squares(*LADDER_SIZES, kernels=("naive", "tiled64", "f64_direct", "f64_mma")),
+            *squares(
+                *LADDER_SIZES, kernels=("naive", "tiled64", "f64_direct", "f64_mma", "f64_tma")
+            ),
             Shape(1, 4096, 4096, layout="NT", kernels=("f64_direct", "f64_gemv")),
             Shape(11008, 1, 4096, layout="TN", kernels=("f64_direct", "f64_gemv")),
         ),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.needs import CPU_AND_HOPPER, needs_cuda, needs_hopper
 from helpers.operands import LAYOUTS
+from helpers.reference import takes
 from helpers.tiled64 import (
     check_capture,
     check_epilogues,
@@ -22,7 +23,7 @@ from helpers.tiled64 import (
 import torch_tiled
 from torch_tiled._op.registry import family, kernels
 
-F64 = ("f64_mma", "f64_direct", "f64_gemv")
+F64 = ("f64_tma", "f64_mma", "f64_direct", "f64_gemv")
 SIMT = ("simt_small", "simt_gemv", "simt_cp_async", "simt_tma", "simt_skinny", "simt_cluster")
 
 
@@ -38,6 +39,11 @@ def by_kernel(*names):
 def dtype_of(algorithm):
     """float64 of f64's kernels, or else float32."""
     return family(algorithm)[0].dtypes[0]
+
+
+def of_f64(device="cuda"):
+    """The kernels of f64 that the device has."""
+    return [name for name in F64 if takes(name, torch.float64, device)]
 
 
 def check(a, b, *algorithms):
@@ -84,6 +90,11 @@ TILES = [
     ("f64_mma", "32x32", (600, 500, 300)),
     ("f64_mma", "16x64", (5, 9000, 100)),
     ("f64_mma", "64x16", (9001, 7, 2100)),
+    ("f64_tma", "128x128", (2048, 2048, 1030)),
+    ("f64_tma", "128x64", (1024, 1024, 1024)),
+    ("f64_tma", "64x64", (900, 900, 500)),
+    ("f64_tma", "64x32", (700, 700, 700)),
+    ("f64_tma", "32x32", (500, 500, 132)),
     ("f64_direct", "8x8", (100, 70, 1500)),
     ("f64_direct", "8x8", (3, 20, 2900)),
     ("f64_direct", "16x8", (276, 272, 243)),
@@ -327,9 +338,9 @@ def test_another_kernel_computes_if_copies_do_not_fit():
 @pytest.mark.parametrize(
     "kernel, problem",
     [
-        ("f64_mma", (4096, 4096, 4096)),
+        ("f64_tma", (4096, 4096, 4096)),
         ("f64_mma", (1000, 1001, 1003)),
-        ("f64_mma", (64, 64, 65536)),
+        ("f64_tma", (64, 64, 65536)),
         ("f64_direct", (64, 64, 64)),
         ("f64_direct", (10_000, 8, 8, 8)),
         ("f64_direct", (5, 700, 30)),
@@ -364,11 +375,11 @@ def test_a_tensor_core_adds_in_sequence(spread):
     """Another order or a wider accumulator would change the bits of most of these sums, a subnormal
     that is flushed those of some, and a padded zero the sign of those that are -0."""
     generator = torch.Generator().manual_seed(spread)
-    for k in (3, 16, 61, 1021):
+    for k in (3, 16, 61, 62, 1022):
         a, b = special((300, k), spread, generator), special((k, 310), spread, generator)
         expected = torch_tiled.matmul(a, b, algorithm="tiled64")
         nan = expected.isnan()
-        for kernel in F64:
+        for kernel in of_f64():
             result = torch_tiled.matmul(a, b, algorithm=kernel)
             assert torch.equal(result.isnan(), nan)
             bits = [torch.where(nan, 0, x).view(torch.int64) for x in (result, expected)]
@@ -382,7 +393,7 @@ def test_sums_of_minus_zero_keep_their_sign():
         a = torch.full((20, k), -1e-200, dtype=torch.float64, device="cuda")
         b = torch.full((k, 20), 1e-200, dtype=torch.float64, device="cuda")
         a[:, 0], b[0] = -5e-324, 0.5  # rounds to -0
-        check(a, b, *F64)
+        check(a, b, *of_f64())
 
 
 def test_the_host_has_the_same_bits(device):
@@ -391,6 +402,6 @@ def test_the_host_has_the_same_bits(device):
         options = {"dtype": torch.float64, "device": "cpu"}
         a, b = matrix((33, k), **options), matrix((k, 50), **options)
         expected = torch_tiled.matmul(a, b, algorithm="tiled64")
-        for kernel in F64:
+        for kernel in of_f64(device):
             result = torch_tiled.matmul(a.to(device), b.to(device), algorithm=kernel)
             assert torch.equal(result.cpu(), expected)

@@ -202,7 +202,7 @@ def test_algorithms_are_named_in_the_order_of_the_ladder():
         *("padded32", "register_tile", "vectorized", "double_buffered", "course", "tensor_core"),
         *("simt_small", "simt_cp_async", "simt_tma"),
         *("simt_skinny", "simt_gemv", "simt_cluster"),
-        *("simt", "f64_direct", "f64_gemv", "f64_mma", "f64"),
+        *("simt", "f64_direct", "f64_gemv", "f64_mma", "f64_tma", "f64"),
         *("fp16x3_cluster", "fp16x3_small", "fp16x3_direct", "fp16x3_rows"),
         *("fp16x3_thin", "fp16x3_skinny", "fp16x3_fused"),
         *("fp16x3_wgmma", "fp16x3", "mma_sync", "mma_direct", "mma_unaligned", "mma_tma", "mma"),

@@ -49,8 +49,9 @@ CUtensorMap tensor_map(const Batch& batch, const Matrix& matrix, int64_t rows, i
   CUtensorMap map;
   const CUresult result = encode(
       &map,
-      dtype == DType::kFloat32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                               : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,  // bfloat16 is copied alike
+      dtype == DType::kFloat64   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT64
+      : dtype == DType::kFloat32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,  // bfloat16 is copied alike
       kRank, address, size, stride, box, element_stride, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
       two_lines ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

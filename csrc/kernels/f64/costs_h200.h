@@ -21,10 +21,26 @@ inline constexpr F64MmaTile kF64MmaTiles[] = {
     {16, 64, 16, 16, 6, 64, 0, 0, 3, 27.8, 60, 2900},
     {64, 16, 16, 16, 6, 64, 0, 0, 3, 30.8, 57.6, 2800},
 };
+// f64_tma: a warp computes warp_m x warp_n elements of C, with fragments in `places` places. The
+// stages are those beside totals in shared memory. If setmaxnreg moves registers, a consumer thread
+// has consumer_registers, or else 0. The costs are as above.
+struct F64TmaTile {
+  int m, n, warp_m, warp_n, places, stages, consumer_registers;
+  int blocks;
+  double alone, rate, overhead;
+};
+inline constexpr F64TmaTile kF64TmaTiles[] = {
+    {128, 128, 64, 32, 1, 3, 232, 1, 116, 141, 7200}, {128, 64, 32, 32, 2, 4, 0, 1, 65, 131, 4200},
+    {64, 64, 32, 32, 2, 5, 0, 2, 44, 122, 2400},      {64, 32, 32, 16, 2, 4, 0, 3, 26, 110, 2200},
+    {32, 32, 16, 16, 2, 5, 0, 4, 20.8, 96, 1200},
+};
 struct F64Mma {
   static constexpr double kLaunch = 5700;
   // Bytes that an SM reads in a cycle, of operands that are MN-major and K-major.
   static constexpr double kDramMnMajor = 27.6, kDramKMajor = 16.3;
+};
+struct F64Tma {
+  static constexpr double kLaunch = 2850, kDram = 20;  // bytes
 };
 // The reduction of chunk sums, and each of them.
 struct F64Reduce {

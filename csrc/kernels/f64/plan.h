@@ -30,39 +30,31 @@ inline double f64_reduce_cycles(const Problem& p, int64_t chunks, int64_t sms) {
 
 // Cycles of an SM for one k of `blocks` blocks that share it: its warps wait for each other, or
 // keep the tensor cores busy.
-inline double f64_mma_step(const h200::F64MmaTile& tile, int64_t blocks) {
+template <class Tile>
+double f64_tile_step(const Tile& tile, int64_t blocks) {
   return std::max(tile.alone, static_cast<double>(blocks) * tile.m * tile.n / tile.rate);
 }
 
-// A tile's first row and column are 32-bit.
-inline bool f64_mma_accepts(const Problem& p) { return fits_tma_coords(p); }
-
-// `b_share`: the part of B's bytes that are read, which is kShareOfB of a complex B in place.
-inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, double b_share) {
-  using Cost = h200::F64Mma;
+// The fastest of the tiles of f64_mma or f64_tma, and K splits. `read`: cycles in which one SM
+// would read both operands.
+template <class Tile, size_t kTiles>
+Plan f64_tile_plan(const Tile (&tiles)[kTiles], const Problem& p, int64_t sms, double read,
+                   bool chunk_splits) {
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
   const auto all = static_cast<double>(sms);
-  // Cycles in which one SM would read both operands.
-  const auto reads = [&](double rows, bool k_major) {
-    const double dram = k_major ? Cost::kDramKMajor : Cost::kDramMnMajor;
-    return sizeof(double) * static_cast<double>(p.batch.count) * static_cast<double>(p.k) * rows /
-           dram;
-  };
-  const double read = reads(static_cast<double>(p.m), p.a.col_stride < p.a.row_stride) +
-                      reads(b_share * static_cast<double>(p.n), p.b.row_stride < p.b.col_stride);
   Plan best{.k_splits = 0};
-  for (size_t i = 0; i < std::size(h200::kF64MmaTiles); ++i) {
-    const h200::F64MmaTile& tile = h200::kF64MmaTiles[i];
+  for (size_t i = 0; i < kTiles; ++i) {
+    const Tile& tile = tiles[i];
     const int64_t count = count_tiles(p, tile.m, tile.n);
     constexpr int64_t kMaxSplits = 65535;  // enough for the SMs of any GPU
     for (int64_t splits = 1; splits != 0 && splits <= kMaxSplits;
-         splits = next_k_splits(chunks, splits)) {
+         splits = splits < chunks && chunk_splits ? chunks : next_k_splits(chunks, splits)) {
       const auto k = static_cast<double>(std::min(ceil_div(chunks, splits) * kChunk, p.k));
       const int64_t work = count * splits, wave = sms * tile.blocks;
       const int64_t full = work / wave, left = ceil_div(work % wave, sms);
       const double waves =
-          static_cast<double>(full) * (f64_mma_step(tile, tile.blocks) * k + tile.overhead) +
-          (left > 0 ? f64_mma_step(tile, left) * k + tile.overhead : 0);
+          static_cast<double>(full) * (f64_tile_step(tile, tile.blocks) * k + tile.overhead) +
+          (left > 0 ? f64_tile_step(tile, left) * k + tile.overhead : 0);
       const double reduce = splits == 1 ? 0 : f64_reduce_cycles(p, chunks, sms);
       const double busy = std::min(all, static_cast<double>(std::max<int64_t>(work, 1)));
       const double cycles = root_of_squares(waves, read / busy) + reduce;
@@ -71,6 +63,25 @@ inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, double b_share) {
       }
     }
   }
+  return best;
+}
+
+// --- f64_mma -------------------------------------------------------------------------------------
+
+// A tile's first row and column are 32-bit.
+inline bool f64_mma_accepts(const Problem& p) { return fits_tma_coords(p); }
+
+// `b_share`: the part of B's bytes that are read, which is kShareOfB of a complex B in place.
+inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, double b_share) {
+  using Cost = h200::F64Mma;
+  const auto reads = [&](double rows, bool k_major) {
+    const double dram = k_major ? Cost::kDramKMajor : Cost::kDramMnMajor;
+    return sizeof(double) * static_cast<double>(p.batch.count) * static_cast<double>(p.k) * rows /
+           dram;
+  };
+  const double read = reads(static_cast<double>(p.m), p.a.col_stride < p.a.row_stride) +
+                      reads(b_share * static_cast<double>(p.n), p.b.row_stride < p.b.col_stride);
+  Plan best = f64_tile_plan(h200::kF64MmaTiles, p, sms, read, false);
   best.cycles += Cost::kLaunch;
   return best;
 }
@@ -78,6 +89,35 @@ inline Plan f64_mma_plan(const Problem& p, int64_t sms) { return f64_mma_plan_of
 inline std::optional<Plan> f64_mma_complex_plan(const Plan&, const Problem& p, const SignsOfB&,
                                                 int64_t sms) {
   return f64_mma_plan_of(p, sms, kShareOfB);
+}
+
+// --- f64_tma -------------------------------------------------------------------------------------
+
+inline constexpr int64_t kF64TmaMostTiles = (int64_t{1} << 31) - 1;  // of all chunks
+
+inline bool f64_tma_accepts(const Problem& p) {
+  const h200::F64TmaTile& smallest = *std::rbegin(h200::kF64TmaTiles);
+  const int64_t tiles = count_tiles(p, smallest.m, smallest.n) * ceil_div(p.k, kChunk);
+  return fits_tma_coords(p) && tiles <= kF64TmaMostTiles &&
+         is_tma_aligned(p.batch, p.a, sizeof(double)) &&
+         is_tma_aligned(p.batch, transposed(p.b), sizeof(double));
+}
+inline Plan f64_tma_plan_of(const Problem& p, int64_t sms, double b_share) {
+  using Cost = h200::F64Tma;
+  const auto m = static_cast<double>(p.m), n = static_cast<double>(p.n);
+  const auto k = static_cast<double>(p.k), batch = static_cast<double>(p.batch.count);
+  const double bytes = sizeof(double) * batch * (m * k + b_share * n * k + m * n);
+  Plan best = f64_tile_plan(h200::kF64TmaTiles, p, sms, bytes / Cost::kDram, true);
+  best.cycles += Cost::kLaunch;
+  return best;
+}
+inline Plan f64_tma_plan(const Problem& p, int64_t sms) { return f64_tma_plan_of(p, sms, 1); }
+inline std::optional<Plan> f64_tma_complex_plan(const Plan&, const Problem& p, const SignsOfB&,
+                                                int64_t sms) {
+  Problem parts = p;
+  parts.b = parts_of_b(p.b);
+  if (is_mn_major(p.a) || !f64_tma_accepts(parts)) return {};
+  return f64_tma_plan_of(p, sms, kShareOfB);
 }
 
 // --- f64_direct ----------------------------------------------------------------------------------
@@ -191,6 +231,7 @@ inline std::optional<Plan> f64_gemv_complex_plan(const Plan&, const Problem& p, 
 inline int64_t f64_partial_sums_bytes(const Problem& p, int64_t parts) {
   return parts * p.batch.count * p.m * p.n * int64_t{sizeof(double)};
 }
+// Of f64_mma and f64_tma, which write the sums of each chunk.
 inline WorkspaceBytes f64_mma_workspace(const Problem& p, const Plan& plan, int64_t) {
   return {plan.k_splits > 1 ? f64_partial_sums_bytes(p, ceil_div(p.k, kChunk)) : 0};
 }
