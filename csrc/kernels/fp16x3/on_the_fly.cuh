@@ -66,13 +66,14 @@ struct OnTheFlyParams {
     int64_t row, col;
   };
   HOST_DEVICE Element element(int64_t short_row, int64_t long_col) const {
-    if (diagonal != 0) return {short_row * diagonal / panel_rows, short_row};
+    if (diagonal != 0) return {diagonal_col(short_row), short_row};
     if (long_is_a) return {long_col, short_row};
     if (stored == Stored::kComplex) return {short_row / 2, long_col * 2 + short_row % 2};
     return {short_row, long_col};
   }
-  HOST_DEVICE bool is_off_diagonal(int64_t short_row, int64_t long_col) const {
-    return diagonal != 0 && short_row % panel_rows * diagonal / panel_rows != long_col;
+  // The column that a row, of a panel or of all, meets on the diagonal.
+  HOST_DEVICE int64_t diagonal_col(int64_t short_row) const {
+    return stored == Stored::kComplex ? short_row / 2 : short_row;
   }
 };
 

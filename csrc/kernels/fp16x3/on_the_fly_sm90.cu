@@ -68,7 +68,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   UNROLL
   for (int j = 0; j < kWidth; ++j) {
     if (!exists || long_col + j >= params.long_count) break;
-    if (params.is_off_diagonal(short_row, long_col + j)) continue;
+    if (params.diagonal != 0 &&
+        params.diagonal_col(short_row % params.panel_rows) != long_col + j) {
+      continue;
+    }
     if (isnan(sum[j])) {
       flags |= 1u << j;
     } else {

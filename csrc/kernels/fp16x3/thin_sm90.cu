@@ -123,14 +123,18 @@ template <bool kLongIsA, Stored kStored>
 struct Output {
   float* to;  // of the lane's first sum
   int64_t row_stride, col_stride;
-  int rows, cols;  // that there are, from the lane's first ones on
+  unsigned exist = 0;  // a bit for each of the lane's sums
   int64_t c_offset;
 
   __device__ Output(const Params& params, const PanelChunk& panel_chunk, const Tiles& tile) {
     const Problem& p = params.p;
     const int lane = static_cast<int>(threadIdx.x) % 32, row = lane / 4, col = lane % 4 * 2;
-    cols = panel_chunk.rows - col;
-    rows = tile.rows(params) - row;
+    UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int along = row + i / 2 * 8, across = col + i % 2;
+      const bool kept = params.diagonal == 0 || params.diagonal_col(across) == along;
+      if (along < tile.rows(params) && across < panel_chunk.rows && kept) exist |= 1u << i;
+    }
     if (params.adds_chunks) {
       row_stride = 1, col_stride = params.sums_pitch();
       to = partial_sums(params, panel_chunk) + int64_t{tile.col_tile} * kRows + row;
@@ -153,9 +157,7 @@ struct Output {
     UNROLL
     for (int i = 0; i < 4; ++i) {
       const int down = i / 2 * 8, right = i % 2;
-      if (down >= rows || right >= cols) continue;
-      const int lane = static_cast<int>(threadIdx.x) % 32;
-      if (params.is_off_diagonal(lane % 4 * 2 + right, lane / 4 + down)) continue;
+      if ((exist >> i & 1) == 0) continue;
       if (plain && (params.adds_chunks || !isnan(sums[i]))) {
         __stcg(to + down * row_stride + right * col_stride, sums[i]);
       } else {
