@@ -11,7 +11,7 @@
 //
 //   one producer thread                consumer warps
 //   ------------------------------------------------------------------------------------
-//   wait empty[s]  <-----------------  the last fragments of stage s are read
+//   wait empty[s]  <-----------------  the fragments of stage s are multiplied
 //   TMA A and B of stage s  ---------> wait full[s], mma.sync
 //   next stage, also of the next tile  end of a chunk: add the totals
 //                                      end of a tile: epilogue
