@@ -9,7 +9,10 @@ from benchmarks.survey.regimes import BELOW, kind, over_best, regimes, summary, 
 
 PLOT = "random.svg"
 SEEDS_PAGE = "random_seeds"
-ORDER = ("fp32", "ieee", "tf32", "bfloat16", "float16", "float64")  # of the files' kinds
+ORDER = (  # of the files' kinds
+    *("fp32", "ieee", "tf32", "bfloat16", "float16"),
+    *("float64", "complex64", "complex128"),
+)
 INTRO = """# Random products
 
 [benchmarks.pages](../../benchmarks/pages/__main__.py) writes this page from
