@@ -30,6 +30,13 @@ def make_coarse(*views):
         torch.view_as_real(x).sign_()
 
 
+def make_wide(b):
+    """Makes columns wide: small numbers are counted, and few elements are flagged."""
+    parts = torch.view_as_real(b)
+    parts[:, ::7] *= 2.0**-25
+    parts[..., b.shape[-2] // 3, :, 0] = 0
+
+
 def assert_reads_b_as_it_lies(kernel, packed, a, b):
     """The kernel has the bits of one that reads B', and as many flagged elements."""
     named = [kernel, packed]
@@ -95,9 +102,8 @@ def test_small_kernels_read_b_as_it_lies(poisoned, kernel, tile, problem, of_b):
         b[-1, 3, 1] = torch.inf
     elif of_b == "few bits":
         make_coarse(a[..., ::2, :], b[..., ::3])
-    elif of_b == "wide":  # small numbers are counted, and few elements are flagged
-        torch.view_as_real(b)[:, ::7] *= 2.0**-25
-        torch.view_as_real(b)[..., k // 3, :, 0] = 0
+    elif of_b == "wide":
+        make_wide(b)
     else:
         b = b[:1].expand_as(b) if of_b == "one for all" else stored(b, of_b)
     for x in (a, a.conj(), STORED["shifted"](a)):
@@ -152,9 +158,8 @@ def test_fp16x3_thin_reads_both_as_they_lie(poisoned, problem, of_b):
         b[-1, 5, 0] = torch.nan
     elif of_b == "few bits":
         make_coarse(a[..., ::2, :], b[..., ::2])
-    elif of_b == "wide":  # small numbers are counted, and few elements are flagged
-        torch.view_as_real(b)[:, ::7] *= 2.0**-25
-        torch.view_as_real(b)[..., k // 3, :, 0] = 0
+    elif of_b == "wide":
+        make_wide(b)
     elif of_b == "one for all":
         a, b, of_a = a[:1].expand_as(a), b[:1].expand_as(b), ["as it is"]
     else:

@@ -1,10 +1,13 @@
 #pragma once
-// From a plan's tile, an index, to the kernel that is instantiated for it.
+// From a plan's tile, an index, and from operands' layouts to the kernel that is instantiated for
+// them.
 
 #include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+#include "core/problem.h"
 
 namespace tiled::cuda {
 
@@ -22,6 +25,17 @@ bool with_tile(int tile, F&& f) {
   }(std::make_index_sequence<kTiles>());
   if (!found) throw std::logic_error("torch_tiled: there is no tile " + std::to_string(tile));
   return result;
+}
+
+// Calls f.template operator()<kAMnMajor, kBMnMajor>().
+template <class F>
+void with_majors(const Problem& p, F&& f) {
+  const bool a_mn_major = is_mn_major(p.a), b_mn_major = is_mn_major(transposed(p.b));
+  if (a_mn_major) {
+    b_mn_major ? f.template operator()<true, true>() : f.template operator()<true, false>();
+  } else {
+    b_mn_major ? f.template operator()<false, true>() : f.template operator()<false, false>();
+  }
 }
 
 // Throws if the kernel is not instantiated for the tile that a plan names.

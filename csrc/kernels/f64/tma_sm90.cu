@@ -554,12 +554,11 @@ bool run_tile(const Problem& p, const Plan& plan, const SignsOfB& signs, const C
 }  // namespace f64_tma
 
 bool launch_f64_tma(const Problem& p, const Plan& plan, const Context& context) {
-  using namespace f64_tma;
-  const auto run = is_mn_major(p.a) ? is_mn_major(transposed(p.b)) ? run_tile<true, true, false>
-                                                                   : run_tile<true, false, false>
-                   : is_mn_major(transposed(p.b)) ? run_tile<false, true, false>
-                                                  : run_tile<false, false, false>;
-  return run(p, plan, {}, context);
+  bool launched = false;
+  with_majors(p, [&]<bool kAMnMajor, bool kBMnMajor>() {
+    launched = f64_tma::run_tile<kAMnMajor, kBMnMajor, false>(p, plan, {}, context);
+  });
+  return launched;
 }
 
 // The A of a complex product is K-major, since its rows are.

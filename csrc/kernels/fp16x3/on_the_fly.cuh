@@ -48,8 +48,8 @@ struct OnTheFlyParams {
   // The columns of a tile if C is the diagonal of the sums, else 0. A panel then meets one tile:
   // each column of it meets a row, or both rows of a complex number.
   int diagonal;
-  // How operands are stored by which flagged elements are recomputed. A complex B alone is the long
-  // operand. If both are complex, rows of sums are the parts of numbers: short_count is even.
+  // How the operands are stored, by which flagged elements are recomputed. A complex B alone is the
+  // long operand. If both are complex, rows of sums are the parts of numbers: short_count is even.
   Stored stored;
   SignsOfB signs_of_b;
   Narrow narrow;  // which operand is a 16-bit one

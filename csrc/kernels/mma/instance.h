@@ -3,6 +3,7 @@
 
 #include "core/element.h"
 #include "core/problem.h"
+#include "kernels/common/dispatch.h"
 #include "kernels/mma/plan.h"
 
 namespace tiled::cuda {
@@ -11,17 +12,6 @@ namespace tiled::cuda {
 template <class F>
 void with_16bit_type(DType dtype, F&& f) {
   dtype == DType::kFloat16 ? f.template operator()<Half>() : f.template operator()<BFloat16>();
-}
-
-// Calls f.template operator()<kAMnMajor, kBMnMajor>().
-template <class F>
-void with_majors(const Problem& p, F&& f) {
-  const bool a_mn_major = is_mn_major(p.a), b_mn_major = is_mn_major(transposed(p.b));
-  if (a_mn_major) {
-    b_mn_major ? f.template operator()<true, true>() : f.template operator()<true, false>();
-  } else {
-    b_mn_major ? f.template operator()<false, true>() : f.template operator()<false, false>();
-  }
 }
 
 // Calls f.template operator()<T, kAMnMajor, kBMnMajor>().
