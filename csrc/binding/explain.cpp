@@ -130,7 +130,7 @@ std::string explain_matmul(const Tensor& a, const Tensor& b, const std::string& 
     p = plan.real.problem;
     // A pass writes an operand to so many bytes, or it is read in place. A size of 0 leaves nothing
     // to read.
-    const int64_t a_bytes = plan.reads_a_in_place() ? 0 : plan.real.a_bytes;
+    const int64_t a_bytes = plan.reads_a_in_place ? 0 : plan.real.a_bytes;
     const int64_t b_bytes = plan.reads_b_in_place ? 0 : plan.real.b_bytes;
     chosen = std::move(plan.choices);
     fields.insert(fields.end(), {{"real_product", json(sizes_of(p.m, p.n, p.k))},

@@ -168,6 +168,11 @@ Matrix parts_of_b(Matrix in_place) {
   return in_place;
 }
 
+Matrix parts_of_a(Matrix in_place) {
+  in_place.row_stride /= 2, in_place.col_stride *= 2;
+  return in_place;
+}
+
 Combine make_combine(const ComplexProblem& z, const Matrix& sums, Lazy sums_lazy) {
   // The numbers in memory are f(alpha * sum + bias + beta * f(C)) if the values of C are f of them.
   Combine combine{.problem = z.problem, .sums = sums_lazy ^ z.c, .epilogue = z.epilogue};

@@ -87,6 +87,10 @@ struct ComplexB {
 // matrix with twice as many elements along that side.
 Matrix parts_of_b(Matrix in_place);
 
+// The same of A, if the numbers that in_place_a() describes are contiguous along M: two rows of
+// parts for each row.
+Matrix parts_of_a(Matrix in_place);
+
 // The part of B' that a kernel reads of a B in place: one number for four elements.
 inline constexpr double kShareOfB = 0.5;
 

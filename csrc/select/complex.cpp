@@ -28,39 +28,46 @@ void run_combine(const Combine& combine, const Context& context) {
 
 namespace {
 
-// The real problem of a kernel that reads B in place, and A if it can.
-Problem in_place(const ComplexProblem& z, const RealProblem& real, const ReadsComplexB& reads) {
-  Problem p = real.problem;
-  p.b = in_place_b(z);
-  if (real.pack_a && reads.reads_a) p.a = in_place_a(z);
-  return p;
-}
-
 // Adds the cycles of the passes over A and B to all choices. Then moves the fastest kernel that
 // reads B in place to the front, with its plan, if it is as fast as the first one. A prepared B has
 // no pass, and is not read in place.
-bool prefer_in_place(const ComplexProblem& z, const RealProblem& real, std::vector<Choice>& choices,
-                     const Context& context) {
-  if (context.on_host()) return false;
+void prefer_in_place(const ComplexProblem& z, const Context& context, ComplexPlan& complex_plan) {
+  if (context.on_host()) return;
+  const RealProblem& real = complex_plan.real;
+  std::vector<Choice>& choices = complex_plan.choices;
   const SignsOfB signs = signs_of_b(z);
   const double pass_a = real.pack_a ? pack_cycles(real.a_bytes, context.sms) : 0;
   const double pass_b = real.pack_b ? pack_cycles(real.b_bytes, context.sms) : 0;
   auto fastest = choices.end();
   std::optional<Plan> plan;
+  bool reads_a = false;
   for (auto choice = choices.begin(); choice != choices.end(); ++choice) {
     const ReadsComplexB& reads = choice->kernel->complex_b;
     if (real.pack_b && reads.plan != nullptr) {
-      const Problem p = in_place(z, real, reads);
-      std::optional<Plan> own = reads.plan(choice->plan, p, signs, context.sms);
-      if (own && !reads.reads_a) own->cycles += pass_a;
-      if (own && (!plan || own->cycles < plan->cycles)) fastest = choice, plan = own;
+      Problem p = real.problem;
+      p.b = in_place_b(z);
+      const auto plan_of = [&] { return reads.plan(choice->plan, p, signs, context.sms); };
+      std::optional<Plan> own;
+      if (real.pack_a && reads.reads_a) {
+        p.a = in_place_a(z);
+        own = plan_of();
+      }
+      const bool with_a = own.has_value();
+      if (!with_a) {
+        p.a = real.problem.a;
+        own = plan_of();
+        if (own) own->cycles += pass_a;
+      }
+      if (own && (!plan || own->cycles < plan->cycles)) {
+        fastest = choice, plan = own, reads_a = with_a;
+      }
     }
     choice->plan.cycles += pass_a + pass_b;
   }
-  if (!plan || plan->cycles > choices.front().plan.cycles) return false;
+  if (!plan || plan->cycles > choices.front().plan.cycles) return;
   fastest->plan = *plan;
   std::rotate(choices.begin(), fastest, fastest + 1);
-  return true;
+  complex_plan.reads_b_in_place = true, complex_plan.reads_a_in_place = reads_a;
 }
 
 // Launches the choice without a pass over B.
@@ -79,7 +86,7 @@ ComplexPlan plan_complex(std::string_view algorithm, const ComplexProblem& z,
                          const Context& context) {
   ComplexPlan plan{.real = as_real(z), .choices = {}};
   plan.choices = choices(algorithm, plan.real.problem, context, /*complex=*/true);
-  plan.reads_b_in_place = prefer_in_place(z, plan.real, plan.choices, context);
+  prefer_in_place(z, context, plan);
   if (z.prepared_b == nullptr) return plan;
   // With few rows B itself, which is a quarter of B' and its split, is the better operand.
   ComplexProblem unprepared = z;
@@ -103,7 +110,7 @@ bool launch_complex(const ComplexPlan& plan, const ComplexProblem& z, const Cont
   const Choice& first = plan.choices.front();
   const bool packs_b = real.pack_b && !plan.reads_b_in_place;
   const bool may_pack_b = plan.reads_b_in_place ? first.kernel->complex_b.needs_pack : packs_b;
-  const bool packs_a = real.pack_a && !plan.reads_a_in_place();
+  const bool packs_a = real.pack_a && !plan.reads_a_in_place;
   if (packs_a && !allocate(real.a_bytes, real.pack_a->to)) return false;
   if (may_pack_b && !allocate(real.b_bytes, real.pack_b->to)) return false;
   if (real.combine && !allocate(real.sum_bytes, p.c.data)) return false;

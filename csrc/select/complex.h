@@ -15,11 +15,7 @@ struct ComplexPlan {
   RealProblem real;
   std::vector<Choice> choices;    // of the real problem
   bool reads_b_in_place = false;  // by the first choice, without a pass over B
-
-  // Returns whether it needs no pass over A either, if A's rows are not contiguous.
-  bool reads_a_in_place() const {
-    return reads_b_in_place && choices.front().kernel->complex_b.reads_a;
-  }
+  bool reads_a_in_place = false;  // and without one over A, if A's rows are not contiguous
 };
 
 // Throws the sentence of choices() (ladder.h) if `algorithm` takes no such operands.

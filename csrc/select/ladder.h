@@ -57,7 +57,9 @@ struct ReadsComplexB {
                               int64_t sms) = nullptr;
   bool (*launch)(const Problem&, const Plan&, const ComplexB&, const Context&) = nullptr;
   bool needs_pack = false;  // memory for B', which the kernel may come to need
-  bool reads_a = false;     // A's numbers in place, too, as in_place_a() describes them
+  // The kernel can read A's numbers in place, too, as in_place_a() describes them: if `plan`
+  // returns one for such an A.
+  bool reads_a = false;
 };
 
 inline WorkspaceBytes no_workspace(const Problem&, const Plan&, int64_t) { return {}; }

@@ -53,7 +53,6 @@ struct Tile {
 
 struct Params {
   Problem p;
-  bool c_in_pairs;
   SignsOfB signs_of_b;  // of a complex B, stored as in_place_b() describes it
   FastDivmod row_tiles, col_tiles;
   int chunk_warps;  // that share a tile: 1, 2 or 4
@@ -84,16 +83,17 @@ class Reader {
                     int64_t k)
       : part_(params.signs_of_b) {
     const Problem& p = params.p;
+    // Strides of complex operands lead from one even row or column to the next.
+    constexpr int even = Tile::kComplex ? ~1 : ~0;
     UNROLL
     for (int group = 0; group < Tile::kGroups; ++group) {
       const int64_t first = row + group * 8;
       exists_[group] = first < p.m;
       a_[group] = static_cast<const double*>(p.a.data) + offsets.a +
-                  min(first + g(), p.m - 1) * p.a.row_stride + (k + q()) * p.a.col_stride;
+                  min(first + g(), p.m - 1) * p.a.row_stride + (k + (q() & even)) * p.a.col_stride +
+                  (q() & ~even);
     }
-    // Strides of a complex B lead from one even row or column to the next.
     const int64_t part = Tile::kComplex ? part_.offset() : 0;
-    const int even = Tile::kComplex ? ~1 : ~0;
     UNROLL
     for (int j = 0; j < Tile::kCols; ++j) {
       const int64_t at = min(col + j * 8 + (g() & even), p.n - (Tile::kComplex ? 2 : 1));
@@ -227,11 +227,10 @@ __global__ void __launch_bounds__(kThreads, Tile::kTile.blocks)
     __syncthreads();
   }
   if (!exists || chunk_warp != 0) return;
-  NO_UNROLL
-  for (int pair = 0; pair < Tile::kPairs; ++pair) {
-    f64_mma::store_pair(p, params.c_in_pairs, offsets.c, row + pair / Tile::kCols * 8 + lane / 4,
-                        col + pair % Tile::kCols * 8 + lane % 4 * 2, totals[pair][lane]);
-  }
+  f64_mma::store_sums<Tile::kTile.m, Tile::kTile.n>(p, offsets.c, row, col, [&](int i, int j) {
+    const double2& pair = totals[i / 8 * Tile::kCols + j / 8][i % 8 * 4 + j % 8 / 2];
+    return j % 2 == 0 ? pair.x : pair.y;
+  });
 }
 
 namespace {
@@ -243,8 +242,6 @@ void run(const Problem& p, int64_t k_splits, const SignsOfB& signs_of_b, const C
   const int64_t tiles = row_tiles * col_tiles * p.batch.count;
   Params params{
       .p = p,
-      .c_in_pairs =
-          is_vector_aligned(p.batch, p.c, p.c.col_stride, p.c.row_stride, 2, sizeof(double)),
       .signs_of_b = signs_of_b,
       .row_tiles = FastDivmod::of(static_cast<uint32_t>(row_tiles)),
       .col_tiles = FastDivmod::of(static_cast<uint32_t>(col_tiles)),
@@ -259,7 +256,6 @@ void run(const Problem& p, int64_t k_splits, const SignsOfB& signs_of_b, const C
     partial_sums = static_cast<double*>(context.allocate(f64_partial_sums_bytes(p, k_splits)));
     if (partial_sums == nullptr) return run<Tile>(p, 1, signs_of_b, context);
     params.p = f64_mma::to_partial_sums(p, partial_sums);
-    params.c_in_pairs = p.n % 2 == 0;
     params.chunk_warps = 1;
     params.tiles = tiles * k_splits;
     params.chunk_tiles = FastDivmod::of(static_cast<uint32_t>(tiles));

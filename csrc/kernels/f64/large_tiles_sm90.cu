@@ -4,13 +4,8 @@
 
 namespace tiled::cuda::f64_mma {
 
-template <bool kComplex>
-void launch_large_tile(const Problem& p, const Plan& plan, const SignsOfB& signs,
-                       const Context& context) {
-  run_tile<0, kLargeTiles, kComplex>(p, plan, signs, context);
+void launch_large_tile(const Problem& p, const Plan& plan, const Context& context) {
+  run_tile<0, kLargeTiles, false>(p, plan, {}, context);
 }
-template void launch_large_tile<false>(const Problem&, const Plan&, const SignsOfB&,
-                                       const Context&);
-template void launch_large_tile<true>(const Problem&, const Plan&, const SignsOfB&, const Context&);
 
 }  // namespace tiled::cuda::f64_mma

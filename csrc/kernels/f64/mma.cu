@@ -32,8 +32,8 @@ namespace {
 template <bool kComplex>
 bool launch(const Problem& p, const Plan& plan, const SignsOfB& signs, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return true;
-  if (plan.tile < kLargeTiles && context.on_hopper()) {
-    launch_large_tile<kComplex>(p, plan, signs, context);
+  if (!kComplex && plan.tile < kLargeTiles && context.on_hopper()) {
+    launch_large_tile(p, plan, context);
   } else {
     run_tile<kLargeTiles, kTiles - kLargeTiles, kComplex>(p, plan, signs, context);
   }

@@ -29,7 +29,8 @@ namespace tiled::cuda::f64_mma {
 
 inline constexpr int kMmaK = 8;  // of K in a product
 inline constexpr int kTiles = std::size(h200::kF64MmaTiles);
-inline constexpr int kLargeTiles = 2;  // the first ones, which are compiled for Hopper alone
+// The first ones, which are compiled for Hopper alone, and for a real B.
+inline constexpr int kLargeTiles = kF64MmaLargeTiles;
 
 // A warp computes kWarpM x kWarpN of the tile: kMmasM x kMmasN products of 16 x 8.
 template <int kIndex, bool kComplex_ = false>
@@ -45,8 +46,6 @@ struct Tile {
   static constexpr int kConsumers = kWarpsM * (kN / kWarpN) * 32,
                        kProducers = kTile.producer_threads;
   static constexpr int kThreads = kConsumers + kProducers;
-  // Producers of a complex B take a few registers more, if setmaxnreg moves them.
-  static constexpr int kMoved = kComplex ? 8 : 0;
   static constexpr int kPairs = kMmasM * kMmasN * 2;  // of adjacent sums, of a thread
   static constexpr int kRasterRows = 8;
 
@@ -55,25 +54,23 @@ struct Tile {
   static_assert(kK / kMmaK % 2 == 0, "a stage begins in the same place of B's fragments");
 };
 
-// The sums of a tile in shared memory, pairs of adjacent columns.
-template <class Tile>
-using TileSums = double2[Tile::kPairs][Tile::kConsumers];
-
 template <class Tile>
 struct Smem {
   uint64_t full[Tile::kStages], empty[Tile::kStages];
   Stage<Tile> stage[Tile::kStages];
-  TileSums<Tile> totals;
+  WarpSums<Tile::kWarpM, Tile::kWarpN> totals[Tile::kConsumers / 32];
 };
 
+// If K is split, C is the sums of the first chunk in the workspace (to_partial_sums()), and those
+// of other chunks follow.
 struct Params {
   Problem p;
   TileScheduler scheduler;
-  bool a_in_pairs, b_in_pairs, c_in_pairs;
+  bool a_in_pairs, b_in_pairs;
   int k_splits;
   FastDivmod tiles;      // of C, if K is split
   int64_t work_tiles;    // tiles of C, times K splits
-  double* partial_sums;  // (chunk, batch, m, n), if K is split
+  int64_t chunk_stride;  // elements of C
   SignsOfB signs_of_b;   // of a complex B, stored as in_place_b() describes it
 };
 
@@ -163,40 +160,29 @@ struct Accumulators {
     UNROLL
     for (int j = 0; j < Tile::kMmasN; ++j) ptx::mma_m16n8k8_f64(sums[i][j], a[i], b[place][j]);
   }
-  // Adds a chunk's sums to the totals, and begins the next chunk.
-  __device__ void add_to(TileSums<Tile>& totals, bool first) {
+  // Adds a chunk's sums to the warp's totals, and begins the next chunk.
+  __device__ void add_to(WarpSums<Tile::kWarpM, Tile::kWarpN>& totals, bool first) {
+    const int lane = threadIdx.x % 32;
+    const int place = totals.place(row_of_pair(lane / 4), lane % 4 * 2);
     UNROLL
     for (int pair = 0; pair < Tile::kPairs; ++pair) {
-      auto& mma = sums[pair / 2 / Tile::kMmasN][pair / 2 % Tile::kMmasN];
-      double &x = mma[pair % 2 * 2], &y = mma[pair % 2 * 2 + 1];
-      double2& total = totals[pair][threadIdx.x];
+      const int i = pair / 2 / Tile::kMmasN, j = pair / 2 % Tile::kMmasN, h = pair % 2;
+      double &x = sums[i][j][h * 2], &y = sums[i][j][h * 2 + 1];
+      double2& total = totals.pair(place ^ totals.place(i * 16 + h, j * 8));
       total = first ? make_double2(x, y) : make_double2(total.x + x, total.y + y);
       x = y = 0;
     }
   }
 };
 
-// Calls f(row, col, pair) for each pair of adjacent columns of the thread: its place in the tile,
-// and its sums.
-template <class Tile, class F>
-__device__ void for_each_pair(const TileSums<Tile>& totals, int warp_row, int warp_col, F&& f) {
-  const int lane = threadIdx.x % 32;
-  NO_UNROLL
-  for (int pair = 0; pair < Tile::kPairs; ++pair) {
-    const int i = pair / 2 / Tile::kMmasN, j = pair / 2 % Tile::kMmasN;
-    const int row = warp_row + i * 16 + row_of_pair(lane / 4) + pair % 2;
-    f(row, warp_col + j * 8 + lane % 4 * 2, totals[pair][threadIdx.x]);
-  }
-}
-
 // Multiplies a work tile, and stores its sums.
 template <class Tile>
 __device__ void consume(const Params& params, const WorkTile<Tile>& work, ptx::PipelineState& pipe,
                         Accumulators<Tile>& acc, Smem<Tile>& smem) {
   const auto& [tile, chunks] = work;
-  auto& totals = smem.totals;
   const Problem& p = params.p;
   const int warp = threadIdx.x / 32;
+  auto& totals = smem.totals[warp];
   const int warp_row = warp % Tile::kWarpsM * Tile::kWarpM;
   const int warp_col = warp / Tile::kWarpsM * Tile::kWarpN;
   auto stages_left = static_cast<int>(ceil_div(chunks.length, Tile::kK));
@@ -225,6 +211,7 @@ __device__ void consume(const Params& params, const WorkTile<Tile>& work, ptx::P
       }
     }
   };
+  const bool splits_k = params.k_splits > 1;
   ptx::mbarrier_wait(&smem.full[pipe.stage], pipe.parity);
   acc.read_b(smem.stage[pipe.stage], warp_col, 0, k_of_stage(stages_left - 1), 0);
   UNROLL
@@ -233,23 +220,11 @@ __device__ void consume(const Params& params, const WorkTile<Tile>& work, ptx::P
   for (int chunk = chunks.begin; chunk < chunks.end; ++chunk) {
     NO_UNROLL
     for (int stages = min(stages_left, kChunk / Tile::kK); stages > 0; --stages) multiply_stage();
-    acc.add_to(totals, params.k_splits > 1 || chunk == 0);
-    if (params.k_splits > 1) {
-      const int64_t matrix = int64_t{chunk} * p.batch.count + tile.batch;
-      double* to = params.partial_sums + (matrix * p.m + tile.row) * p.n + tile.col;
-      for_each_pair<Tile>(totals, warp_row, warp_col, [&](int row, int col, double2 pair) {
-        if (tile.row + row >= p.m) return;
-        if (tile.col + col < p.n) to[row * p.n + col] = pair.x;
-        if (tile.col + col + 1 < p.n) to[row * p.n + col + 1] = pair.y;
-      });
-    }
+    acc.add_to(totals, splits_k || chunk == 0);
+    if (!splits_k && chunk < chunks.end - 1) continue;
+    const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch) + chunk * params.chunk_stride;
+    totals.store(p, c_offset, int64_t{tile.row} + warp_row, int64_t{tile.col} + warp_col);
   }
-  if (params.k_splits > 1) return;
-  const int64_t c_offset = batch_offset(p.batch, p.c, tile.batch);
-  for_each_pair<Tile>(totals, warp_row, warp_col, [&](int row, int col, double2 pair) {
-    store_pair(p, params.c_in_pairs, c_offset, int64_t{tile.row} + row, int64_t{tile.col} + col,
-               pair);
-  });
 }
 
 template <class Tile>
@@ -268,15 +243,13 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const bool produces = threadIdx.x >= Tile::kConsumers;
   ptx::PipelineState pipe{.stages = Tile::kStages, .parity = produces ? 1 : 0};
   if (produces) {
-    if constexpr (kMovesRegisters)
-      ptx::setmaxnreg_dec<Tile::kTile.producer_registers + Tile::kMoved>();
+    if constexpr (kMovesRegisters) ptx::setmaxnreg_dec<Tile::kTile.producer_registers>();
     NO_UNROLL
     for (int64_t index = blockIdx.x; index < params.work_tiles; index += gridDim.x) {
       produce<Tile>(params, WorkTile<Tile>::of(params, index), pipe, smem);
     }
   } else {
-    if constexpr (kMovesRegisters)
-      ptx::setmaxnreg_inc<Tile::kTile.consumer_registers - Tile::kMoved>();
+    if constexpr (kMovesRegisters) ptx::setmaxnreg_inc<Tile::kTile.consumer_registers>();
     Accumulators<Tile> acc(params);
     NO_UNROLL
     for (int64_t index = blockIdx.x; index < params.work_tiles; index += gridDim.x) {
@@ -300,23 +273,25 @@ void run(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b, const C
       .a_in_pairs = is_vector_aligned(p.batch, p.a, p.a.row_stride, p.a.col_stride, 2, kBytes),
       .b_in_pairs = !Tile::kComplex &&
                     is_vector_aligned(p.batch, p.b, p.b.col_stride, p.b.row_stride, 2, kBytes),
-      .c_in_pairs = is_vector_aligned(p.batch, p.c, p.c.col_stride, p.c.row_stride, 2, kBytes),
       .k_splits = static_cast<int>(plan.k_splits),
       .tiles = FastDivmod::of(static_cast<uint32_t>(std::min(tiles, kMostTiles))),
       .work_tiles = tiles * plan.k_splits,
-      .partial_sums = nullptr,
+      .chunk_stride = 0,
       .signs_of_b = signs_of_b,
   };
+  double* partial_sums = nullptr;
   if (plan.k_splits > 1) {
     if (tiles <= kMostTiles) {
       const int64_t bytes = f64_partial_sums_bytes(p, ceil_div(p.k, kChunk));
-      params.partial_sums = static_cast<double*>(context.allocate(bytes));
+      partial_sums = static_cast<double*>(context.allocate(bytes));
     }
-    if (params.partial_sums == nullptr) {
+    if (partial_sums == nullptr) {
       Plan not_split = plan;
       not_split.k_splits = 1;
       return run<Tile>(p, not_split, signs_of_b, context);
     }
+    params.p = to_partial_sums(p, partial_sums);
+    params.chunk_stride = p.batch.count * p.m * p.n;
   }
   static_assert(sizeof(Smem<Tile>) <= kMaxSharedMemory);
   const auto kernel = f64_mma_kernel<Tile>;
@@ -324,7 +299,7 @@ void run(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b, const C
   const int64_t blocks = std::min(params.work_tiles, int64_t{Tile::kBlocks} * context.sms);
   launch_pdl(kernel, static_cast<unsigned>(blocks), Tile::kThreads, sizeof(Smem<Tile>), context,
              params);
-  if (plan.k_splits > 1) launch_split_k_reduce(p, params.partial_sums, context);
+  if (plan.k_splits > 1) launch_split_k_reduce(p, partial_sums, context);
 }
 
 // Launches the plan's tile, one of the kCount tiles from kFirst on.
@@ -341,8 +316,6 @@ void run_tile(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b,
 }
 
 // Launches one of the large tiles.
-template <bool kComplex>
-void launch_large_tile(const Problem& p, const Plan& plan, const SignsOfB& signs,
-                       const Context& context);
+void launch_large_tile(const Problem& p, const Plan& plan, const Context& context);
 
 }  // namespace tiled::cuda::f64_mma

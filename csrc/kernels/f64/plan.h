@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <iterator>
 #include <optional>
+#include <span>
 
 #include "core/complex.h"
 #include "core/order_chunked.h"
@@ -37,14 +38,14 @@ double f64_tile_step(const Tile& tile, int64_t blocks) {
 
 // The fastest of the tiles of f64_mma or f64_tma, and K splits. `read`: cycles in which one SM
 // would read both operands.
-template <class Tile, size_t kTiles>
-Plan f64_tile_plan(const Tile (&tiles)[kTiles], const Problem& p, int64_t sms, double read,
+template <class Tiles>
+Plan f64_tile_plan(const Tiles& tiles, const Problem& p, int64_t sms, double read,
                    bool chunk_splits) {
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
   const auto all = static_cast<double>(sms);
   Plan best{.k_splits = 0};
-  for (size_t i = 0; i < kTiles; ++i) {
-    const Tile& tile = tiles[i];
+  for (size_t i = 0; i < std::size(tiles); ++i) {
+    const auto& tile = tiles[i];
     const int64_t count = count_tiles(p, tile.m, tile.n);
     constexpr int64_t kMaxSplits = 65535;  // enough for the SMs of any GPU
     for (int64_t splits = 1; splits != 0 && splits <= kMaxSplits;
@@ -71,8 +72,10 @@ Plan f64_tile_plan(const Tile (&tiles)[kTiles], const Problem& p, int64_t sms, d
 // A tile's first row and column are 32-bit.
 inline bool f64_mma_accepts(const Problem& p) { return fits_tma_coords(p); }
 
+inline constexpr int kF64MmaLargeTiles = 2;  // the first ones, of a real B
+
 // `b_share`: the part of B's bytes that are read, which is kShareOfB of a complex B in place.
-inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, double b_share) {
+inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, int first_tile, double b_share) {
   using Cost = h200::F64Mma;
   const auto reads = [&](double rows, bool k_major) {
     const double dram = k_major ? Cost::kDramKMajor : Cost::kDramMnMajor;
@@ -81,14 +84,15 @@ inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, double b_share) {
   };
   const double read = reads(static_cast<double>(p.m), p.a.col_stride < p.a.row_stride) +
                       reads(b_share * static_cast<double>(p.n), p.b.row_stride < p.b.col_stride);
-  Plan best = f64_tile_plan(h200::kF64MmaTiles, p, sms, read, false);
-  best.cycles += Cost::kLaunch;
+  const std::span tiles(h200::kF64MmaTiles);
+  Plan best = f64_tile_plan(tiles.subspan(first_tile), p, sms, read, false);
+  best.tile += first_tile, best.cycles += Cost::kLaunch;
   return best;
 }
-inline Plan f64_mma_plan(const Problem& p, int64_t sms) { return f64_mma_plan_of(p, sms, 1); }
+inline Plan f64_mma_plan(const Problem& p, int64_t sms) { return f64_mma_plan_of(p, sms, 0, 1); }
 inline std::optional<Plan> f64_mma_complex_plan(const Plan&, const Problem& p, const SignsOfB&,
                                                 int64_t sms) {
-  return f64_mma_plan_of(p, sms, kShareOfB);
+  return f64_mma_plan_of(p, sms, kF64MmaLargeTiles, kShareOfB);
 }
 
 // --- f64_tma -------------------------------------------------------------------------------------
@@ -116,7 +120,8 @@ inline std::optional<Plan> f64_tma_complex_plan(const Plan&, const Problem& p, c
                                                 int64_t sms) {
   Problem parts = p;
   parts.b = parts_of_b(p.b);
-  if (is_mn_major(p.a) || !f64_tma_accepts(parts)) return {};
+  if (is_mn_major(p.a)) parts.a = parts_of_a(p.a), parts.m *= 2;
+  if (!f64_tma_accepts(parts)) return {};
   return f64_tma_plan_of(p, sms, kShareOfB);
 }
 

@@ -28,10 +28,10 @@
 #include "kernels/common/tensor_map.h"
 #include "kernels/common/tensor_map_coords.cuh"
 #include "kernels/common/tile_scheduler.cuh"
-#include "kernels/f64/fragment.cuh"
 #include "kernels/f64/plan.h"
 #include "kernels/f64/split_k_reduce.cuh"
 #include "kernels/f64/store.cuh"
+#include "kernels/f64/tma_fragment.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma_f64.cuh"
 #include "ptx/pdl.cuh"
@@ -43,13 +43,8 @@ namespace tiled::cuda {
 namespace f64_tma {
 
 inline constexpr uint32_t kMostTiles = kF64TmaMostTiles;
-inline constexpr int kUnrolledStages = 4;          // since a loop's back edge waits for products
-inline constexpr int kMmaK = 8;                    // of K in a product
-inline constexpr int kBox = 16;                    // doubles in a row of a box: 128 bytes
-inline constexpr int kBoxBytes = kBox * kBox * 8;  // of 16 rows and 16 k
-
-template <bool kMnMajor, bool kComplex>
-class LaneOfB;
+inline constexpr int kUnrolledStages = 4;  // since a loop's back edge waits for products
+inline constexpr int kMmaK = 8;            // of K in a product
 
 template <int kIndex, bool kAMnMajor_, bool kBMnMajor_, bool kComplex_>
 struct Tile {
@@ -69,30 +64,32 @@ struct Tile {
   static constexpr int kLaunchRegisters = (64 << 10) / (kTile.blocks * kThreads) / 8 * 8;
   static constexpr int kProducerRegisters =
       (kLaunchRegisters * kThreads - kConsumerRegisters * kConsumers) / 128;
-  static constexpr int kPairs = kMmasM * kMmasN * 2;  // of adjacent sums, of a thread
-  static constexpr int kPlaces = kTile.places;        // of fragments in registers
-  static constexpr int kABytes = kM * kK * 8, kParts = kComplex ? 2 : 1;
+  static constexpr int kPairs = kMmasM * kMmasN * 2;        // of adjacent sums, of a thread
+  static constexpr int kPlaces = kTile.places;              // of fragments in registers
+  static constexpr int kParts = kComplex ? 2 : 1;           // in B's numbers
+  static constexpr int kPartsOfA = kAMnMajor ? kParts : 1;  // that are adjacent along M
+  static constexpr int kABytes = kM * kK * 8;
   static constexpr int kStageBytes = kABytes + kN * kK * 8 / kParts;
   static constexpr int kTotalsBytes = kPairs * 16 * kConsumers;
   // If no totals are kept, their memory is more stages.
   static constexpr int kMostStages = kStages + kTotalsBytes / kStageBytes;
   static constexpr int kRasterRows = 8;
 
-  using Lane = LaneOfB<kBMnMajor, kComplex>;
+  using LaneA = LaneOfA<kAMnMajor, kComplex>;
+  using LaneB = LaneOfB<kBMnMajor, kComplex>;
 
   static_assert(kWarpM % 16 == 0 && kWarpN % 16 == 0);
   static_assert(kPlaces == 2 || kMmasM > 1, "B is read behind the first row of products");
   static_assert(kChunk % kK == 0, "a chunk of the sum is a whole number of stages");
 };
 
-// The sums of a tile in shared memory, pairs of adjacent columns.
 template <class Tile>
-using TileSums = double2[Tile::kPairs][Tile::kConsumers];
+using WarpSums = f64_mma::WarpSums<Tile::kWarpM, Tile::kWarpN>;
 
 template <class Tile>
 struct Smem {
   alignas(1024) uint8_t stages[Tile::kStages * Tile::kStageBytes];
-  TileSums<Tile> totals;  // or stages, from the first byte on
+  WarpSums<Tile> totals[Tile::kConsumers / 32];  // or stages, from the first byte on
   uint64_t full[Tile::kMostStages], empty[Tile::kMostStages];
 };
 
@@ -102,7 +99,7 @@ struct Params {
   Problem p;
   CUtensorMap a, b;
   TileScheduler scheduler;
-  bool c_direct;        // the sums are C's elements, and pairs of adjacent columns are aligned
+  bool c_direct;        // one chunk's sums are C's elements, and pairs of columns fill its sectors
   SignsOfB signs_of_b;  // of a complex B, stored as in_place_b() describes it
   bool splits_k;        // each chunk of K is work of its own
   int stages;
@@ -131,7 +128,8 @@ __device__ TileCoord tile_of(const Params& params, uint32_t index) {
 }
 
 // Loads kRows rows or columns of an operand, from `row` on, and kBox of K, from k on. Each complex
-// number of B, of which kParts is 2, stands for two columns and two k.
+// number of B, of which kParts is 2, stands for two columns and two k. Complex numbers of an
+// MN-major A are parts along M, and stand for two k.
 template <int kRows, bool kMnMajor, int kParts>
 __device__ void load_operand(uint8_t* to, const CUtensorMap* map, int row, int k,
                              const TmaCoords& batch, uint64_t* full) {
@@ -161,7 +159,8 @@ __device__ void produce(const Params& params, Smem<Tile>& smem) {
       uint8_t* stage = &smem.stages[pipe.stage * Tile::kStageBytes];
       ptx::mbarrier_wait(&smem.empty[pipe.stage], pipe.parity);
       ptx::arrive_expect_tx(full, Tile::kStageBytes);
-      load_operand<Tile::kM, Tile::kAMnMajor, 1>(stage, &params.a, tile.row, k, a, full);
+      load_operand<Tile::kM * Tile::kPartsOfA, Tile::kAMnMajor, Tile::kPartsOfA>(
+          stage, &params.a, tile.row * Tile::kPartsOfA, k, a, full);
       load_operand<Tile::kN, Tile::kBMnMajor, Tile::kParts>(stage + Tile::kABytes, &params.b,
                                                             tile.col, k, b, full);
     }
@@ -169,101 +168,6 @@ __device__ void produce(const Params& params, Smem<Tile>& smem) {
 }
 
 // --- Fragments -----------------------------------------------------------------------------------
-// Below, g = lane / 4 and q = lane % 4. In a stage, the 16-byte vectors of a 128-byte row are
-// swizzled by the row's number modulo 8. A row is a row of the operand, and a lane's vector that of
-// k; or it is a k, and the vector that of the lane's row. Each group of eight rows begins at a
-// multiple of 1024 bytes, so a lane has one offset, in which a k or a row of the operand that is
-// known when compiling flips bits 4 to 6.
-
-__device__ inline int lane_q() { return static_cast<int>(threadIdx.x) % 4; }
-__device__ inline int lane_g() { return static_cast<int>(threadIdx.x) % 32 / 4; }
-
-// A's rows 2x and 2x + 1 of 16 are rows g and g + 8 of a product, with this x. An MN-major stage is
-// read by vectors of both, eight lanes at once.
-template <bool kMnMajor>
-__device__ int row_pair_of_a() {
-  return kMnMajor ? lane_g() % 2 * 4 + lane_g() / 2 : lane_g();
-}
-
-template <bool kMnMajor>
-__device__ int lane_offset_of_a() {
-  const int pair = row_pair_of_a<kMnMajor>(), q = lane_q();
-  return kMnMajor ? q * 128 + (pair ^ q) * 16 : pair * 256 + pair % 4 * 32 + q * 8;
-}
-
-// Reads A's fragment of a product of 16 rows, the i-th ones, and 8 of K, from k on.
-template <bool kMnMajor>
-__device__ void read_fragment_a(const uint8_t* smem, int offset, int k, int i, double (&x)[2][2]) {
-  UNROLL
-  for (int step = 0; step < 2; ++step, k += 4) {
-    if constexpr (kMnMajor) {
-      const int at = (offset ^ (k & 4) * 16) + k * 128 + i * kBoxBytes;
-      const double2 pair = *reinterpret_cast<const double2*>(smem + at);
-      x[0][step] = pair.x, x[1][step] = pair.y;
-    } else {
-      UNROLL
-      for (int h = 0; h < 2; ++h) {
-        const int at = (offset ^ k * 8 ^ h * 16) + h * 128 + i * kBoxBytes;
-        x[h][step] = *reinterpret_cast<const double*>(smem + at);
-      }
-    }
-  }
-}
-
-// Returns 0, 2, 1, 3 for 0, 1, 2, 3.
-__device__ inline int swap_bits(int x) { return x % 2 * 2 + x / 2; }
-
-// How a lane reads B, and which columns of C it has: kPairs pairs of adjacent ones, of which the
-// first begins at first_col() and pair p col_of(p) behind it.
-//
-// Two products share 16 columns. In a K-major stage, column g of the first and of the second
-// product are columns 2x and 2x + 1 of B, with x = g or, in each four, 0, 2, 1, 3. In an MN-major
-// one, the first product has columns 0, 1, 8, 9, 2, 3, 10, 11, and the second those plus 4.
-// `offset` is the lane's first one.
-template <bool kMnMajor, bool kComplex>
-class LaneOfB {
- public:
-  int offset;
-  __device__ explicit LaneOfB(const SignsOfB&) {
-    const int g = lane_g(), q = lane_q(), pair = g / 4 * 4 + swap_bits(g % 4);
-    offset = kMnMajor ? q * 128 + ((g / 2 % 2 * 4 + g / 4) ^ q) * 16 + g % 2 * 8
-                      : pair * 256 + pair % 4 * 32 + q * 8;
-  }
-  __device__ static int first_col() {
-    return kMnMajor ? lane_q() % 2 * 8 + lane_q() / 2 * 2 : lane_q() / 2 * 8 + lane_q() % 2 * 2;
-  }
-  __device__ static constexpr int col_of(int pair) { return pair / 2 * 16 + pair % 2 * 4; }
-  // The place of the lane's element of the j-th product at k, in a stage's B at `from`.
-  __device__ static int at(int from, int k, int j) {
-    return kMnMajor ? (from ^ (k & 4) * 16 ^ j % 2 * 32) + k * 128 + j / 2 * kBoxBytes
-                    : (from ^ k * 8 ^ j % 2 * 16) + j % 2 * 128 + j / 2 * kBoxBytes;
-  }
-  __device__ static int sign() { return 0; }
-};
-
-// A product has four complex columns, of which lanes q have the real and the imaginary parts. They
-// are in the order 0, 2, 1, 3, so that two of them, with two adjacent k, are in different banks.
-template <bool kMnMajor>
-class LaneOfB<kMnMajor, true> {
- public:
-  int offset;
-  __device__ explicit LaneOfB(const SignsOfB& signs) {
-    const f64_mma::ComplexPart part(signs);
-    const int col = swap_bits(lane_g() / 2), k = lane_q() / 2;
-    offset = (kMnMajor ? k : col) * 128 + (col ^ k) * 16 + part.offset() * 8;
-    sign_ = part.sign();
-  }
-  __device__ static int first_col() { return swap_bits(lane_q()) * 2; }
-  __device__ static constexpr int col_of(int pair) { return pair * 8; }
-  __device__ static int at(int from, int k, int j) {
-    return (from ^ k * 8 ^ j % 2 * 64) +
-           (kMnMajor ? k * 64 + j / 2 * (kBoxBytes / 2) : j * (kBoxBytes / 4));
-  }
-  __device__ int sign() const { return sign_; }
-
- private:
-  int sign_;
-};
 
 // A consumer's fragments, and its sums. With one place for fragments, those of the next kMmaK of K
 // replace each one that is done with.
@@ -296,6 +200,24 @@ struct Accumulators {
     if (Tile::kBMnMajor || Tile::kComplex) return make_double2(row[pair][h], row[pair][h + 1]);
     return make_double2(row[pair - t][h + t], row[pair - t + 1][h + t]);
   }
+  // Adds a chunk's sums to the warp's totals, and begins the next chunk.
+  __device__ void add_to(WarpSums<Tile>& totals, bool is_first) {
+    const int place = totals.place(Tile::LaneA::row_pair() * 2, Tile::LaneB::first_col());
+    UNROLL
+    for (int i = 0; i < Tile::kMmasM * 2; ++i) {
+      UNROLL
+      for (int pair = 0; pair < Tile::kMmasN; ++pair) {
+        const double2 sum = pair_of(i, pair);
+        double2& total = totals.pair(place ^ totals.place(row_of(i), Tile::LaneB::col_of(pair)));
+        total = is_first ? sum : make_double2(total.x + sum.x, total.y + sum.y);
+      }
+    }
+    UNROLL
+    for (auto& row : sums) {
+      UNROLL
+      for (auto& mma : row) mma[0] = mma[1] = mma[2] = mma[3] = 0;
+    }
+  }
 };
 
 // Reads the fragments of 8 of K, from k on, of a stage.
@@ -303,21 +225,18 @@ template <class Tile>
 class Reader {
  public:
   __device__ Reader(const Params& params, const uint8_t* smem, int warp_row, int warp_col)
-      : smem_(smem),
-        lane_b_(params.signs_of_b),
-        lane_a_(warp_row * 128 + lane_offset_of_a<Tile::kAMnMajor>()) {
+      : smem_(smem), lane_b_(params.signs_of_b) {
+    lane_a_.offset += warp_row * 128;
     lane_b_.offset += warp_col * (128 / Tile::kParts) + Tile::kABytes;
   }
 
   __device__ void begin(int stage, int k) {
-    a_ = lane_a_ + stage * Tile::kStageBytes;
+    a_ = lane_a_.offset + stage * Tile::kStageBytes;
     b_ = lane_b_.offset + stage * Tile::kStageBytes;
     k_ = k;
   }
   __device__ int sign_of_b() const { return lane_b_.sign(); }
-  __device__ void read_a(int i, double (&x)[2][2]) const {
-    read_fragment_a<Tile::kAMnMajor>(smem_, a_, k_, i, x);
-  }
+  __device__ void read_a(int i, double (&x)[2][2]) const { Tile::LaneA::read(smem_, a_, k_, i, x); }
   __device__ void read_b(int j, double (&x)[2]) const {
     UNROLL
     for (int step = 0; step < 2; ++step) {
@@ -334,46 +253,29 @@ class Reader {
 
  private:
   const uint8_t* smem_;
-  typename Tile::Lane lane_b_;
-  int lane_a_, a_, b_, k_;
+  typename Tile::LaneA lane_a_;
+  typename Tile::LaneB lane_b_;
+  int a_, b_, k_;
 };
 
 // --- Stores --------------------------------------------------------------------------------------
 
-// A thread's sums are pairs of adjacent columns: kMmasN of them in each of kMmasM * 2 rows, which
-// are row_of(i) behind the first one.
-__device__ constexpr int row_of(int i) { return i / 2 * 16 + i % 2; }
-
-// Stores the sums as they are. `c` points at element (row, col) of C, that of the first pair.
+// Stores the sums as they are, the first pair at (row, col).
 template <class Tile>
-__device__ void store_direct(const Accumulators<Tile>& acc, const Problem& p, double* c,
+__device__ void store_direct(const Accumulators<Tile>& acc, const Problem& p, int64_t c_offset,
                              int64_t row, int64_t col) {
   const auto rows = static_cast<int>(min(p.m - row, int64_t{Tile::kM}));
   const auto cols = static_cast<int>(min(p.n - col, int64_t{Tile::kN}));
+  double* c = static_cast<double*>(p.c.data) + c_offset + row * p.c.row_stride + col;
   UNROLL
   for (int i = 0; i < Tile::kMmasM * 2; ++i) {
     UNROLL
     for (int pair = 0; pair < Tile::kMmasN; ++pair) {
-      if (row_of(i) < rows && Tile::Lane::col_of(pair) < cols) {
-        *reinterpret_cast<double2*>(c + Tile::Lane::col_of(pair)) = acc.pair_of(i, pair);
+      if (row_of(i) < rows && Tile::LaneB::col_of(pair) < cols) {
+        *reinterpret_cast<double2*>(c + Tile::LaneB::col_of(pair)) = acc.pair_of(i, pair);
       }
     }
     c += (row_of(i + 1) - row_of(i)) * p.c.row_stride;
-  }
-}
-
-// Applies the epilogue to the sums, which pass through shared memory, so that a loop has its code.
-template <class Tile>
-__device__ void store_epilogue(const Accumulators<Tile>& acc, const Problem& p, int64_t c_offset,
-                               int64_t row, int64_t col, TileSums<Tile>& sums) {
-  UNROLL
-  for (int at = 0; at < Tile::kPairs; ++at) {
-    sums[at][threadIdx.x] = acc.pair_of(at / Tile::kMmasN, at % Tile::kMmasN);
-  }
-  NO_UNROLL
-  for (int at = 0; at < Tile::kPairs; ++at) {
-    f64_mma::store_pair(p, false, c_offset, row + row_of(at / Tile::kMmasN),
-                        col + Tile::Lane::col_of(at % Tile::kMmasN), sums[at][threadIdx.x]);
   }
 }
 
@@ -426,9 +328,9 @@ __device__ void consume(const Params& params, uint32_t index, ptx::PipelineState
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty);
   };
-  double* sums = &acc.sums[0][0][0];
+  WarpSums<Tile>& totals = smem.totals[warp];
   NO_UNROLL
-  for (bool first = true;; first = false) {
+  while (true) {
     ptx::mbarrier_wait(&smem.full[pipe.stage], pipe.parity);
     next.begin(pipe.stage, 0);
     next.read_all(acc, 0);
@@ -441,32 +343,21 @@ __device__ void consume(const Params& params, uint32_t index, ptx::PipelineState
         if (--stages == 0) break;
       }
     }
-    if (!first) {
-      UNROLL
-      for (int pair = 0; pair < Tile::kPairs; ++pair) {
-        const double2 total = smem.totals[pair][threadIdx.x];
-        sums[pair * 2] = total.x + sums[pair * 2];
-        sums[pair * 2 + 1] = total.y + sums[pair * 2 + 1];
-      }
-    }
+    if (params.c_direct) break;
+    const bool is_first = params.splits_k || k_left + kChunk >= static_cast<int>(p.k);
+    acc.add_to(totals, is_first);
     if (k_left <= 0) break;
-    UNROLL
-    for (int pair = 0; pair < Tile::kPairs; ++pair) {
-      smem.totals[pair][threadIdx.x] = make_double2(sums[pair * 2], sums[pair * 2 + 1]);
-      sums[pair * 2] = sums[pair * 2 + 1] = 0;
-    }
   }
 
   const TileCoord tile = tile_of<Tile>(params, index);
   const int64_t c_offset =
       batch_offset(p.batch, p.c, tile.batch) + split_of(params, index) * params.split_stride;
-  const int64_t row = int64_t{tile.row} + warp_row + row_pair_of_a<Tile::kAMnMajor>() * 2;
-  const int64_t col = int64_t{tile.col} + warp_col + Tile::Lane::first_col();
+  const int64_t row = int64_t{tile.row} + warp_row, col = int64_t{tile.col} + warp_col;
   if (params.c_direct) {
-    double* c = static_cast<double*>(p.c.data) + c_offset + row * p.c.row_stride + col;
-    store_direct(acc, p, c, row, col);
+    store_direct(acc, p, c_offset, row + Tile::LaneA::row_pair() * 2,
+                 col + Tile::LaneB::first_col());
   } else {
-    store_epilogue(acc, p, c_offset, row, col, smem.totals);
+    totals.store(p, c_offset, row, col);
   }
 }
 
@@ -510,9 +401,9 @@ void run(const Problem& p, int64_t k_splits, const SignsOfB& signs_of_b, const C
   }
   const Problem q = k_splits > 1 ? f64_mma::to_partial_sums(p, partial_sums) : p;
   const bool c_direct =
-      q.epilogue.is_identity() && q.n % 2 == 0 &&
-      is_vector_aligned(q.batch, q.c, q.c.col_stride, q.c.row_stride, 2, sizeof(double));
-  // A complex B is half as many rows of parts.
+      (k_splits > 1 || p.k <= kChunk) && q.epilogue.is_identity() && q.n % 2 == 0 &&
+      is_vector_aligned(q.batch, q.c, q.c.col_stride, q.c.row_stride, 4, sizeof(double));
+  // A row of parts of a complex B is two rows.
   const auto map = [&](const Matrix& matrix, int64_t rows, int tile_rows, int parts) {
     const bool mn_major = is_mn_major(matrix);
     return tensor_map(p.batch, matrix, mn_major ? rows : rows / parts, mn_major ? p.k / parts : p.k,
@@ -522,13 +413,14 @@ void run(const Problem& p, int64_t k_splits, const SignsOfB& signs_of_b, const C
   const auto tiles = static_cast<uint32_t>(count_tiles(p, Tile::kM, Tile::kN));
   const Params params{
       .p = q,
-      .a = map(p.a, p.m, Tile::kM, 1),
+      .a = map(Tile::kPartsOfA > 1 ? parts_of_a(p.a) : p.a, p.m * Tile::kPartsOfA, Tile::kM,
+               Tile::kPartsOfA),
       .b = map(transposed(Tile::kComplex ? parts_of_b(p.b) : p.b), p.n, Tile::kN, Tile::kParts),
       .scheduler = TileScheduler::of<Tile>(p),
       .c_direct = c_direct,
       .signs_of_b = signs_of_b,
       .splits_k = k_splits > 1,
-      .stages = c_direct && (k_splits > 1 || p.k <= kChunk) ? Tile::kMostStages : Tile::kStages,
+      .stages = c_direct ? Tile::kMostStages : Tile::kStages,
       .tiles = FastDivmod::of(tiles),
       .work_tiles = tiles * static_cast<uint32_t>(k_splits),
       .split_stride = p.batch.count * p.m * p.n,
@@ -561,12 +453,13 @@ bool launch_f64_tma(const Problem& p, const Plan& plan, const Context& context) 
   return launched;
 }
 
-// The A of a complex product is K-major, since its rows are.
 bool launch_f64_tma_complex(const Problem& p, const Plan& plan, const ComplexB& b,
                             const Context& context) {
-  using namespace f64_tma;
-  return is_mn_major(transposed(p.b)) ? run_tile<false, true, true>(p, plan, b.signs, context)
-                                      : run_tile<false, false, true>(p, plan, b.signs, context);
+  bool launched = false;
+  with_majors(p, [&]<bool kAMnMajor, bool kBMnMajor>() {
+    launched = f64_tma::run_tile<kAMnMajor, kBMnMajor, true>(p, plan, b.signs, context);
+  });
+  return launched;
 }
 
 }  // namespace tiled::cuda
