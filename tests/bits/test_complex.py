@@ -186,6 +186,8 @@ def test_explain_tells_of_the_passes(view, options):
     assert plan.b_is_read == (packed.format(2 * b.nbytes) if options != HOPPER else "as it lies")
     wide = torch.randn(256, 256, dtype=torch.complex128, device="cpu")
     plan = torch_tiled.explain(wide.mH, wide, **HOPPER)
+    assert plan.a_is_read == plan.b_is_read == "as it lies"
+    plan = torch_tiled.explain(wide.mH, wide, algorithm="f64_mma", **HOPPER)
     assert plan.a_is_read == packed.format(wide.nbytes) and plan.b_is_read == "as it lies"
 
 

@@ -207,8 +207,6 @@ TILES = [
     ("simt_cp_async", "32x32", (2, 50, 52, 600)),
     ("simt_cp_async", "16x128", (1, 12, 4500, 50)),
     ("simt_cp_async", "32x128", (1, 20, 8500, 50)),
-    ("f64_mma", "128x128", (1, 2048, 1024, 515)),
-    ("f64_mma", "128x64", (1, 1024, 512, 512)),
     ("f64_mma", "64x64", (1, 700, 350, 351)),
     ("f64_mma", "32x32", (1, 500, 250, 250)),
     ("f64_mma", "16x64", (1, 5, 4500, 50)),
@@ -253,6 +251,33 @@ def test_kernels_of_the_chunked_order_read_b_as_it_lies(
         if kernel in ANY_VIEW or of_b in ALIGNED_VIEWS:
             assert plan.b_is_read == "as it lies"
             assert plan.tile == tile or of_b == "batched"
+        result = torch_tiled.matmul(x, b, algorithm=kernel)
+        assert_same(result, torch_tiled.matmul(x, b, algorithm="tiled64"))
+
+
+F64_TILES = [row for row in TILES if row[0] in ("f64_tma", "f64_direct")]
+
+
+@needs_hopper
+@pytest.mark.parametrize("of_a", [*LAYOUTS, "batched", "one for all"])
+@pytest.mark.parametrize("of_b", ["as it is", "adjoint"])
+@pytest.mark.parametrize("k", [None, 1, 2, 7, 8, 9, 50, 513])
+@pytest.mark.parametrize("kernel, tile, problem", F64_TILES)
+def test_f64_kernels_read_a_as_it_lies(poisoned, kernel, tile, problem, k, of_b, of_a):
+    """f64_tma reads an MN-major `a` if a tensor map describes it, and f64_direct any."""
+    a, b = operands(*problem[:3], k or problem[3], dtype=torch.complex128)
+    if of_a == "batched":
+        a, b = torch.cat([a, a.flip(1)]).mT.contiguous().mT, torch.cat([b, b])
+    elif of_a == "one for all":
+        a, b = stored(a, "transpose").expand(3, -1, -1), torch.cat([b, b, b.conj()])
+    else:
+        a = stored(a, of_a)
+    b = stored(b, of_b)
+    for x in (a, a.conj()):
+        plan = torch_tiled.explain(x, b, algorithm=kernel)
+        if kernel == "f64_direct" or of_a in (*ALIGNED_VIEWS, "batched", "one for all"):
+            assert plan.a_is_read == plan.b_is_read == "as it lies"
+        assert plan.tile == tile or k is not None or a.shape[0] > 1
         result = torch_tiled.matmul(x, b, algorithm=kernel)
         assert_same(result, torch_tiled.matmul(x, b, algorithm="tiled64"))
 

@@ -11,8 +11,8 @@ namespace tiled::cuda::f64_mma {
 
 // Applies the epilogue to a warp's kRows x kCols sums, and stores them at (row, col) of C's matrix
 // that begins at c_offset, as far as they are inside. sum_at(row, col) reads a sum from shared
-// memory. Adjacent lanes store adjacent elements, so stores fill sectors at any alignment of C. A
-// fragment has four lanes in a row of C, which fill halves of sectors if it is not 32-byte aligned.
+// memory. Adjacent lanes store adjacent elements, so stores fill sectors at any alignment of C. The
+// four lanes that have a row in a fragment would fill parts of sectors if C is not 32-byte aligned.
 template <int kRows, int kCols, class SumAt>
 __device__ void store_sums(const Problem& p, int64_t c_offset, int64_t row, int64_t col,
                            SumAt&& sum_at) {
