@@ -5,8 +5,8 @@
 //        transposed. Tensor cores need k in order, but any row of the tile may be any row of a
 //        product, so the rows of a product are chosen such that lanes read their fragments from the
 //        swizzled stage without bank conflicts, and such that pairs of C's columns fill sectors.
-//        Sums go from registers to C. Only if K has several chunks are the totals of finished
-//        chunks kept in shared memory, which is more stages otherwise.
+//        Sums of one chunk go from registers to an aligned C. Other sums, and the totals of
+//        finished chunks, are in shared memory, which is more stages otherwise.
 // Limit: the tensor cores and power for large products; the chain of K FMAs for small ones.
 //
 //   one producer thread                consumer warps
