@@ -72,8 +72,8 @@ __device__ void split_short(Smem<kRowTiles>& smem) {
   auto read = [&](int i, float(&x)[2][4]) {
     UNROLL
     for (int down = 0; down < 2; ++down) {
-      constexpr int kBytes = 4 * int{sizeof(Element)};
-      load_x4<Element>(fragments[i * kWarps].bytes + (lane + down * 32) * kBytes, x[down]);
+      const int offset = ShortFragment::offset<Element>(lane / 4 + down * 8, lane % 4 * 4);
+      load_x4<Element>(fragments[i * kWarps].bytes + offset, x[down]);
     }
   };
   Range range[2];
@@ -354,6 +354,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         loader.load(params, end, i);
         __pipeline_commit();
       }
+      if (end - first <= Tile::kWarpgroups) loader.prefetch(params);
     }
     // All warpgroups of the block take part in every panel chunk, also in those in which they have
     // no tile.
