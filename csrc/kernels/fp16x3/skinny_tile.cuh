@@ -10,7 +10,6 @@
 #include "kernels/common/launch.h"
 #include "kernels/fp16x3/on_the_fly.cuh"
 #include "ptx/cp_async.cuh"
-#include "ptx/ld_global.cuh"
 #include "ptx/shared_address.cuh"
 
 namespace tiled::cuda::fp16x3_skinny {
@@ -55,8 +54,8 @@ struct LongStage {
 struct ShortFragment {
   uint8_t bytes[1024];
 
-  // The offset of an element of a panel, in bytes from the fragment of rows 0 to 15. Vectors of four
-  // float32 are permuted so that copies along rows have no bank conflicts.
+  // The offset of an element of a panel, in bytes from the fragment of rows 0 to 15. Vectors of
+  // four float32 are permuted so that copies along rows have no bank conflicts.
   template <class Element>
   static __device__ constexpr int offset(int row, int k) {
     const int vector = sizeof(Element) == 4 ? k / 4 ^ row / 2 % 4 : k / 4;
@@ -122,36 +121,23 @@ class LongLoader {
   // Loads the next stage, if there is one left.
   __device__ void load(const OnTheFlyParams& params, unsigned end, int stage) {
     if (left_ <= 0) return;
-    if (params.long_vectorized) {
-      copy<Stage::kVector>(stages_ + stage * Stage::kBytes);
-    } else if constexpr (!Stage::kNarrow) {
-      copy<1>(stages_ + stage * Stage::kBytes);
+    const uint32_t to = stages_ + stage * Stage::kBytes;
+    if (!params.long_vectorized) {
+      if constexpr (!Stage::kNarrow) copy<1, false>(to);
+    } else if (cols_ == kCols && left_ >= kK) {
+      copy<Stage::kVector, true>(to);
+    } else {
+      copy<Stage::kVector, false>(to);
     }
     from_ += kK * params.long_operand.col_stride;
     left_ -= kK;
     if (left_ <= 0) begin(params, tile_ + Tile::kWarpgroups, end);
   }
 
-  // Prefetches the rest of the work tile to L2. A few stages in flight do not hide the latency of
-  // memory unless there are many work tiles.
-  __device__ void prefetch(const OnTheFlyParams& params) const {
-    constexpr int kSector = 32 / int{sizeof(Element)};
-    constexpr int kSectors = kKMajor ? kChunk / Stage::kParts / kSector : kCols / kSector;
-    const auto [inner_stride, outer_stride] =
-        kKMajor ? longlong2{params.long_operand.col_stride, params.long_operand.row_stride}
-                : longlong2{params.long_operand.row_stride, params.long_operand.col_stride};
-    const Element* first =
-        from_ - col_ * params.long_operand.row_stride - k_ * params.long_operand.col_stride;
-    const int inner = kKMajor ? left_ : cols_, outer = kKMajor ? cols_ : left_;
-    _Pragma("unroll 4") for (int i = threadIdx.x % kThreads; i < outer * kSectors; i += kThreads) {
-      const int at = i % kSectors * kSector;
-      if (at < inner) ptx::prefetch_l2(first + at * inner_stride + i / kSectors * outer_stride);
-    }
-  }
-
  private:
   // Copies the thread's part of a stage, by kWidth elements at a time. `to` is its first element.
-  template <int kWidth>
+  // kFull: the stage has no zeros, and kWidth elements are 16 bytes.
+  template <int kWidth, bool kFull>
   __device__ void copy(uint32_t to) const {
     constexpr int kWidthBytes = kWidth * int{sizeof(Element)};
     constexpr int kCopies = Stage::kBytes / kWidthBytes / kThreads;
@@ -159,7 +145,6 @@ class LongLoader {
     const int inner_left = kKMajor ? left_ - k_ : cols_ - col_;
     const int outer_left = kKMajor ? cols_ - col_ : left_ - k_;
     const int bytes = max(min(inner_left, kWidth), 0) * int{sizeof(Element)};
-    const bool is_full = cols_ == kCols && left_ >= kK;
     const Element* from = from_;
     UNROLL
     for (int i = 0; i < kCopies; ++i, from += step_) {
@@ -168,10 +153,10 @@ class LongLoader {
       const int apart = Stage::offset(kKMajor ? i * kApart : 0, kKMajor ? 0 : i * kApart);
       const uint32_t at = (to ^ apart % kPermuted) + apart / kPermuted * kPermuted;
       const int bytes_of_copy = i * kApart < outer_left ? bytes : 0;
-      if constexpr (kWidthBytes < 16) {
-        ptx::cp_async_zfill<kWidthBytes>(at, from, bytes_of_copy);
-      } else if (is_full) {
+      if constexpr (kFull) {
         ptx::cp_async_16(at, from, policy_);
+      } else if constexpr (kWidthBytes < 16) {
+        ptx::cp_async_zfill<kWidthBytes>(at, from, bytes_of_copy);
       } else if constexpr (Stage::kNarrow) {  // the operand ends with a vector
         ptx::cp_async_16_zfill(at, from, bytes_of_copy);
       } else {
@@ -182,7 +167,7 @@ class LongLoader {
 
   uint32_t stages_;  // the thread's first element of the first stage
   int col_, k_;      // of the thread's first element of a stage
-  int64_t step_;         // in global memory, from there to the thread's next element
+  int64_t step_;     // in global memory, from there to the thread's next element
   uint64_t policy_;
   const Element* from_ = nullptr;
   int cols_ = 0, left_ = 0;  // of the work tile; along K; in elements
@@ -226,9 +211,9 @@ __device__ void load_short(const OnTheFlyParams& params, Smem<kRowTiles>& smem,
     }
   };
   if (params.short_vectorized) {
-    constexpr int kWidth = 16 / kSize, kAlong = kChunk / kWidth;
-    copy_rows.template operator()<kWidth, Tile::kThreads / kAlong>(thread / kAlong,
-                                                                   thread % kAlong * kWidth);
+    constexpr int kWidth = 16 / kSize, kThreadsOfRow = kChunk / kWidth;
+    copy_rows.template operator()<kWidth, Tile::kThreads / kThreadsOfRow>(
+        thread / kThreadsOfRow, thread % kThreadsOfRow * kWidth);
   } else if constexpr (kSize == 4) {
     if (matrix.col_stride < matrix.row_stride) {
       NO_UNROLL
