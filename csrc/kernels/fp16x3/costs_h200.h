@@ -28,13 +28,17 @@ struct Fp16x3SmallTile {
 inline constexpr Fp16x3SmallTile kFp16x3SmallTiles[] = {
     {64, 64, 16, 8}, {64, 32, 16, 12}, {32, 32, 8, 12}, {32, 16, 8, 12}};
 
-// fp16x3_direct: a warp multiplies warp_m x warp_n elements of a tile; `blocks` share an SM.
+// fp16x3_direct: a warp multiplies warp_m x warp_n elements of a tile; `blocks` share an SM. A tile
+// has more warps if shared memory has room for `most_room` blocks or fewer on an SM.
 struct Fp16x3DirectTile {
-  int m, n, warp_m, warp_n, blocks;
+  int m, n, warp_m, warp_n, blocks, least_room, most_room;
   constexpr int warps() const { return m / warp_m * (n / warp_n); }
 };
-inline constexpr Fp16x3DirectTile kFp16x3DirectTiles[] = {
-    {64, 64, 32, 16, 2}, {32, 32, 16, 16, 4}, {16, 16, 16, 8, 10}};
+inline constexpr Fp16x3DirectTile kFp16x3DirectTiles[] = {{64, 64, 32, 16, 2, 2, 99},
+                                                          {64, 64, 16, 16, 1, 1, 1},
+                                                          {32, 32, 16, 16, 4, 3, 99},
+                                                          {32, 32, 16, 8, 2, 1, 2},
+                                                          {16, 16, 16, 8, 10, 1, 99}};
 inline constexpr int kFp16x3DirectMostTiles = 8;  // of a block
 inline constexpr int kFp16x3DirectMostK = 511;    // sums of parts have 16 of K
 

@@ -286,9 +286,9 @@ inline Plan fp16x3_direct_plan(const Problem& p, int64_t sms) {
   for (size_t i = 0; i < std::size(h200::kFp16x3DirectTiles); ++i) {
     const h200::Fp16x3DirectTile& tile = h200::kFp16x3DirectTiles[i];
     const int64_t smem = fp16x3_direct_smem(p, tile);
-    if (smem > kMaxSharedMemory) continue;
-    const int64_t resident =
-        std::min<int64_t>(tile.blocks, kSharedMemoryOfSm / (smem + 1024)) * sms;
+    const int64_t room = kSharedMemoryOfSm / (smem + 1024);
+    if (smem > kMaxSharedMemory || room < tile.least_room || room > tile.most_room) continue;
+    const int64_t resident = std::min<int64_t>(tile.blocks, room) * sms;
     const Fp16x3DirectLoad a = fp16x3_direct_load(p.a, p.m, tile.m);
     const Fp16x3DirectLoad b = fp16x3_direct_load(transposed(p.b), p.n, tile.n);
     const auto [kept, moved] = keeps_a ? std::pair{a, b} : std::pair{b, a};
