@@ -8,7 +8,7 @@ namespace tiled::h200 {
 
 // From the launch until the first block multiplies, and from the last block's end to the kernel's.
 inline constexpr double kLaunchFp16x3Wgmma = 10000, kLaunchFp16x3Small = 2760;
-inline constexpr double kLaunchFp16x3Skinny = 6600, kLaunchFp16x3Fused = 17000;
+inline constexpr double kLaunchFp16x3Skinny = 5200, kLaunchFp16x3Fused = 17000;
 inline constexpr RewriteCost kSplitFp16x3{0.57, 193.8};
 
 // fp16x3_cluster: rows of A and columns of B. 24 columns share 256 among eleven clusters of seven,
@@ -28,13 +28,17 @@ struct Fp16x3SmallTile {
 inline constexpr Fp16x3SmallTile kFp16x3SmallTiles[] = {
     {64, 64, 16, 8}, {64, 32, 16, 12}, {32, 32, 8, 12}, {32, 16, 8, 12}};
 
-// fp16x3_direct: a warp multiplies warp_m x warp_n elements of a tile; `blocks` share an SM.
+// fp16x3_direct: a warp multiplies warp_m x warp_n elements of a tile; `blocks` share an SM. A tile
+// has more warps if shared memory has room for `most_room` blocks or fewer on an SM.
 struct Fp16x3DirectTile {
-  int m, n, warp_m, warp_n, blocks;
+  int m, n, warp_m, warp_n, blocks, least_room, most_room;
   constexpr int warps() const { return m / warp_m * (n / warp_n); }
 };
-inline constexpr Fp16x3DirectTile kFp16x3DirectTiles[] = {
-    {64, 64, 32, 16, 2}, {32, 32, 16, 16, 4}, {16, 16, 16, 8, 10}};
+inline constexpr Fp16x3DirectTile kFp16x3DirectTiles[] = {{64, 64, 32, 16, 2, 2, 99},
+                                                          {64, 64, 16, 16, 1, 1, 1},
+                                                          {32, 32, 16, 16, 4, 3, 99},
+                                                          {32, 32, 16, 8, 2, 1, 2},
+                                                          {16, 16, 16, 8, 10, 1, 99}};
 inline constexpr int kFp16x3DirectMostTiles = 8;  // of a block
 inline constexpr int kFp16x3DirectMostK = 511;    // sums of parts have 16 of K
 
@@ -86,12 +90,12 @@ struct Fp16x3 {
   static constexpr double kRowsTile = 1800, kRowsK = 7, kRowsPiece = 400, kRowsPieceK = 7.5;
   static constexpr double kRowsBusyK = 29;
   static constexpr double kRowsDram = 13;  // bytes of operands and C per cycle and SM
-  // fp16x3_skinny: a wave, and for each k by the way that the long operand is copied; more if
-  // the short one has more than 16 rows. A panel of the short operand, and each of its rows for one
-  // k.
-  static constexpr double kSkinnyWave = 8300, kSkinnyVectors = 1.08, kSkinnyElements = 4.97;
-  static constexpr double kSkinnyTwoPanels = 2.03;
-  static constexpr double kSkinnyPanel = 9500, kSkinnyPanelRow = 0.23;
+  // fp16x3_skinny: a panel of the short operand, and each of its rows for one k; a tile that waits
+  // alone, and each k of it; each k of a tile of a busy SM, with 16 or 32 rows, and more if the
+  // long operand is copied by elements.
+  static constexpr double kSkinnyPanel = 14600, kSkinnyPanelRow = 0.24;
+  static constexpr double kSkinnyTile = 6700, kSkinnyK = 2.8;
+  static constexpr double kSkinnyBusy16 = 8.3, kSkinnyBusy32 = 11.1, kSkinnyElements = 2.15;
   static constexpr double kFusedRate = 160;
   // Factors of the cycles of kernels that read a complex B in place.
   static constexpr double kDirectComplexB = 0.85, kSkinnyComplexB = 0.9;

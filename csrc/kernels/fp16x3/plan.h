@@ -171,23 +171,32 @@ inline Plan fp16x3_cluster_plan(const Problem& p, int64_t sms) {
   return fp16x3_cluster_plan_of(p, nullptr, sms);
 }
 
-// A block splits a panel, a chunk of 32 rows of the shorter operand, and keeps it for the tiles
-// along the longer side that it gets.
+// A block splits a panel, a chunk of 16 or 32 rows of the shorter operand, and keeps it for the
+// tiles along the longer side that it gets. Four of them wait at once, or the SM is busy with all.
 inline Plan fp16x3_skinny_plan(const Problem& p, int64_t sms) {
   using Cost = h200::Fp16x3;
-  constexpr int kTile = 32;
-  Plan plan = chunk_per_block_plan(p, kTile, kTile);
+  constexpr int kCols = 32, kAtOnce = 4;
   const auto k = static_cast<double>(std::min<int64_t>(p.k, kChunk));
-  const int64_t shorter = std::min(p.m, p.n), waves = ceil_div(plan.blocks, sms);
-  const int64_t along = std::max<int64_t>(ceil_div(std::max(p.m, p.n), kTile), 1);
-  const int64_t panels = ceil_div(waves, along);
-  const auto rows = static_cast<double>(std::min<int64_t>(shorter, kTile));
-  const double copy = copies_longer_by_vectors(p) ? Cost::kSkinnyVectors : Cost::kSkinnyElements;
-  const double wave = Cost::kSkinnyWave + k * copy * (shorter > 16 ? Cost::kSkinnyTwoPanels : 1);
-  const double panel = Cost::kSkinnyPanel + k * rows * Cost::kSkinnyPanelRow;
-  plan.cycles = h200::kLaunchFp16x3Skinny + static_cast<double>(waves) * wave +
-                static_cast<double>(panels) * panel;
-  return plan;
+  const int64_t shorter = std::min(p.m, p.n);
+  const int64_t along = std::max<int64_t>(ceil_div(std::max(p.m, p.n), kCols), 1);
+  const bool vectors = copies_longer_by_vectors(p);
+  Plan best;
+  for (const int rows : {16, 32}) {
+    if (rows > 16 && shorter <= 16) break;
+    Plan plan = chunk_per_block_plan(p, rows, kCols);
+    const int64_t tiles = ceil_div(plan.blocks, sms), panels = ceil_div(tiles, along);
+    const double panel =
+        Cost::kSkinnyPanel +
+        k * static_cast<double>(std::min<int64_t>(shorter, rows)) * Cost::kSkinnyPanelRow;
+    const double alone = Cost::kSkinnyTile + k * Cost::kSkinnyK;
+    const double busy = k * ((rows > 16 ? Cost::kSkinnyBusy32 : Cost::kSkinnyBusy16) +
+                             (vectors ? 0 : Cost::kSkinnyElements));
+    plan.cycles = h200::kLaunchFp16x3Skinny + static_cast<double>(panels) * panel +
+                  std::max(static_cast<double>(ceil_div(tiles, kAtOnce)) * alone,
+                           static_cast<double>(tiles) * busy);
+    keep_faster(best, plan);
+  }
+  return best;
 }
 
 inline bool fp16x3_fused_accepts(const Problem& p) {
@@ -277,9 +286,9 @@ inline Plan fp16x3_direct_plan(const Problem& p, int64_t sms) {
   for (size_t i = 0; i < std::size(h200::kFp16x3DirectTiles); ++i) {
     const h200::Fp16x3DirectTile& tile = h200::kFp16x3DirectTiles[i];
     const int64_t smem = fp16x3_direct_smem(p, tile);
-    if (smem > kMaxSharedMemory) continue;
-    const int64_t resident =
-        std::min<int64_t>(tile.blocks, kSharedMemoryOfSm / (smem + 1024)) * sms;
+    const int64_t room = kSharedMemoryOfSm / (smem + 1024);
+    if (smem > kMaxSharedMemory || room < tile.least_room || room > tile.most_room) continue;
+    const int64_t resident = std::min<int64_t>(tile.blocks, room) * sms;
     const Fp16x3DirectLoad a = fp16x3_direct_load(p.a, p.m, tile.m);
     const Fp16x3DirectLoad b = fp16x3_direct_load(transposed(p.b), p.n, tile.n);
     const auto [kept, moved] = keeps_a ? std::pair{a, b} : std::pair{b, a};

@@ -4,23 +4,23 @@
 // and splitting it beforehand would triple the memory traffic. Here it is read once. A warpgroup
 // loads a work tile's columns to shared memory as they are, stage by stage; each of its warps takes
 // eight columns, splits them in registers by a running scale (running_scale.cuh), and multiplies
-// them by mma.sync. Each block splits the short operand for itself in shared memory, a panel of up
-// to 32 rows by a chunk of K.
+// them by mma.sync, while it splits the next stage. Each block splits the short operand for itself
+// in shared memory, a panel of 16 or 32 rows by a chunk of K.
 //
 // A complex B is read in place: its numbers are the elements of a stage, and a lane takes from
 // each the two that its column of B' has (core/complex.h). A 16-bit operand is read in place, too,
 // and widened in registers: a stage of it has half the bytes, and a panel of it is multiplied by
 // its hi parts alone if no row is wide.
 //
-// Limit: memory bandwidth, up to 16 rows. With 32 rows shared memory has room for three stages
-// only, and each warp reads the whole panel for eight columns.
+// Limit: memory bandwidth, up to 16 rows. With 32 rows each warp reads the whole panel for eight
+// columns. With few tiles, the panel, which is loaded and split before the first product.
 //
 // Next: wgmma, which reads the panel once for all columns (fused_sm90.cu).
 //
 //   all warps     panel: cp.async -> __syncthreads -> split in place -> __syncthreads
 //   a warpgroup   wait for its cp.async of stage s
 //                 named barrier: stage s has come, and all warps have read stage s - 1
-//                 cp.async to stage s - 1;  split and multiply stage s
+//                 cp.async to stage s - 1;  multiply stage s - 1, split stage s
 //   end of tile   named barrier: all warps agree whether a scale failed;  store the sums
 
 #include <cuda_pipeline_primitives.h>
@@ -72,13 +72,12 @@ __device__ void split_short(Smem<kRowTiles>& smem) {
   auto read = [&](int i, float(&x)[2][4]) {
     UNROLL
     for (int down = 0; down < 2; ++down) {
-      constexpr int kBytes = 4 * int{sizeof(Element)};
-      load_x4<Element>(fragments[i * kWarps].bytes + (lane + down * 32) * kBytes, x[down]);
+      const int offset = ShortFragment::offset<Element>(lane / 4 + down * 8, lane % 4 * 4);
+      load_x4<Element>(fragments[i * kWarps].bytes + offset, x[down]);
     }
   };
   Range range[2];
-  UNROLL
-  for (int i = 0; i < kFragments; ++i) {
+  _Pragma("unroll 2") for (int i = 0; i < kFragments; ++i) {
     float x[2][4];
     read(i, x);
     UNROLL
@@ -108,8 +107,7 @@ __device__ void split_short(Smem<kRowTiles>& smem) {
     scale[down] = fp16x3::scale(all.largest);
     wide[down] = all.is_wide(scale[down]);
   }
-  UNROLL
-  for (int i = 0; i < kFragments; ++i) {
+  _Pragma("unroll 2") for (int i = 0; i < kFragments; ++i) {
     float x[2][4];
     read(i, x);
     UNROLL
@@ -250,38 +248,49 @@ __device__ void multiply_parts(const ShortFragment* short_operand, const Fp16X4<
   }
 }
 
-// Splits a stage of the long operand in registers and multiplies it.
-// The short operand's lo parts are 0 unless short_has_lo.
-template <bool kKMajor, bool kLongIsA, class Long, class Short, int kRowTiles>
-__device__ void multiply(const uint8_t* stage, const ShortFragment* short_operand,
-                         bool short_has_lo, const ComplexColumn& complex, RunningScale<4>& column,
-                         Accumulators<kRowTiles>& acc) {
+// A stage of the long operand, split: a lane's part.
+struct LongParts {
+  Fp16X4<kK16s> hi, lo;
+  bool has_lo;  // of 16-bit elements, in any lane
+};
+
+// Splits a stage of the long operand in registers.
+template <bool kKMajor, class Long, int kRowTiles>
+__device__ void split_long(const uint8_t* stage, const ComplexColumn& complex,
+                           RunningScale<4>& column, Accumulators<kRowTiles>& acc,
+                           LongParts& parts) {
   Float32X4<kK16s> x;
-  Fp16X4<kK16s> long_hi, long_lo;
   const int col = threadIdx.x % Tile::kWarpgroup / 4;
   if constexpr (std::is_same_v<Long, float2>) {
     load_complex_fragment<kKMajor>(stage, col, complex, x);
   } else {
     load_fragment<kKMajor, Long>(stage, col, x);
   }
-  split_x4(x, column.scale(), long_hi, long_lo);
+  split_x4(x, column.scale(), parts.hi, parts.lo);
   StageRange range;
-  range.add(long_hi, long_lo);
+  range.add(parts.hi, parts.lo);
   if (__any_sync(~0u, range.overflows())) {
     acc.scale(column.lower(largest_magnitude(x)));
-    split_x4(x, column.scale(), long_hi, long_lo);
+    split_x4(x, column.scale(), parts.hi, parts.lo);
     range = {};
-    range.add(long_hi, long_lo);
+    range.add(parts.hi, parts.lo);
   }
   column.add_bits(x);
   if (column.add(range)) column.add(x);
+  parts.has_lo = sizeof(Long) != 2 || __any_sync(~0u, range.has_lo());
+}
+
+// Multiplies a stage. The short operand's lo parts are 0 unless short_has_lo.
+template <bool kLongIsA, class Long, class Short, int kRowTiles>
+__device__ void multiply(const ShortFragment* short_operand, bool short_has_lo,
+                         const LongParts& parts, Accumulators<kRowTiles>& acc) {
   constexpr bool kLongIsNarrow = sizeof(Long) == 2, kShortIsNarrow = sizeof(Short) == 2;
-  if (kLongIsNarrow && !__any_sync(~0u, range.has_lo())) {
-    multiply_parts<kLongIsA, !kLongIsNarrow, true>(short_operand, long_hi, long_lo, acc);
+  if (kLongIsNarrow && !parts.has_lo) {
+    multiply_parts<kLongIsA, !kLongIsNarrow, true>(short_operand, parts.hi, parts.lo, acc);
   } else if (kShortIsNarrow && !short_has_lo) {
-    multiply_parts<kLongIsA, true, !kShortIsNarrow>(short_operand, long_hi, long_lo, acc);
+    multiply_parts<kLongIsA, true, !kShortIsNarrow>(short_operand, parts.hi, parts.lo, acc);
   } else {
-    multiply_parts<kLongIsA, true, true>(short_operand, long_hi, long_lo, acc);
+    multiply_parts<kLongIsA, true, true>(short_operand, parts.hi, parts.lo, acc);
   }
 }
 
@@ -338,31 +347,32 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   NO_UNROLL
   for (unsigned tile = first + warpgroup;;) {
     const unsigned panel_chunk = min(tile, end - 1) / params.col_tiles;
-    auto begin_panel_chunk = [&] {
-      __syncthreads();  // nobody reads the one before
-      load_short<Short>(params, smem, PanelChunk(params, next_panel_chunk));
-      __pipeline_commit();
-    };
-    // The panel's copies are committed before the long operand's, so that waiting for the
-    // panel does not wait for the long operand.
-    if (next_panel_chunk <= panel_chunk) begin_panel_chunk();
-    if (starts) {
-      loader.begin(params, tile, end);
-      stage = 0;
-      NO_UNROLL
-      for (int i = 0; i < kStages - 1; ++i) {
-        loader.load(params, end, i);
-        __pipeline_commit();
-      }
-    }
     // All warpgroups of the block take part in every panel chunk, also in those in which they have
     // no tile.
-    for (int newer = starts ? kStages - 1 : 0; next_panel_chunk <= panel_chunk; newer = 0) {
-      __pipeline_wait_prior(newer);
+    NO_UNROLL
+    for (bool begins = starts; begins || next_panel_chunk <= panel_chunk; begins = false) {
+      const bool loads_panel = next_panel_chunk <= panel_chunk;
+      if (loads_panel) {
+        __syncthreads();  // nobody reads the one before
+        load_short<Short>(params, smem, PanelChunk(params, next_panel_chunk++));
+        __pipeline_commit();
+      }
+      if (begins) {
+        loader.begin(params, tile, end);
+        stage = 0;
+        NO_UNROLL
+        for (int i = 0; i < kStages - 1; ++i) {
+          loader.load(params, end, i);
+          __pipeline_commit();
+        }
+      }
+      if (!loads_panel) break;
+      // The panel's copies were committed before the long operand's, so that this does not wait for
+      // the long operand.
+      __pipeline_wait_prior(begins ? kStages - 1 : 0);
       __syncthreads();
       split_short<Short>(smem);
       __syncthreads();
-      if (++next_panel_chunk <= panel_chunk) begin_panel_chunk();
     }
     if (tile >= end) break;
     Accumulators<kRowTiles> acc;
@@ -370,6 +380,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     const ShortFragment* short_operand = smem.short_operand[0];
     const PanelChunk chunk(params, panel_chunk);
     const bool short_has_lo = sizeof(Short) == 4 || has_lo(smem, chunk.rows);
+    // A stage is split while the one before it is multiplied; before the first one, zeros are.
+    LongParts next{};
     NO_UNROLL
     for (int left = chunk.length; left > 0; left -= kStageK) {
       __pipeline_wait_prior(kStages - 2);
@@ -377,11 +389,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       ptx::named_barrier_sync(barrier, Tile::kWarpgroup);
       loader.load(params, end, (stage == 0 ? kStages : stage) - 1);
       __pipeline_commit();
-      multiply<kKMajor, kLongIsA, Long, Short>(stages + stage * Stage::kBytes, short_operand,
-                                               short_has_lo, complex, column, acc);
+      const LongParts parts = next;
+      multiply<kLongIsA, Long, Short>(short_operand, short_has_lo, parts, acc);
+      split_long<kKMajor, Long>(stages + stage * Stage::kBytes, complex, column, acc, next);
       stage = stage == kStages - 1 ? 0 : stage + 1;
-      short_operand += kK16s * kRowTiles;
+      if (left < chunk.length) short_operand += kK16s * kRowTiles;
     }
+    multiply<kLongIsA, Long, Short>(short_operand, short_has_lo, next, acc);
     starts = ptx::named_barrier_sync_or(barrier, Tile::kWarpgroup, column.failed());
     if (starts) {  // the tile is multiplied a second time, from its first stage
       column.restart();
@@ -424,7 +438,7 @@ auto choose_kernel(const OnTheFlyParams& params) {
 }
 
 void run(OnTheFlyParams& params, const Context& context) {
-  const bool one_row_tile = params.short_count <= 16;
+  const bool one_row_tile = params.panel_rows == 16;
   const auto kernel = one_row_tile ? choose_kernel<1>(params) : choose_kernel<2>(params);
   const size_t smem_bytes = one_row_tile ? sizeof(Smem<1>) : sizeof(Smem<2>);
   allow_shared_memory(kernel, smem_bytes);
@@ -438,7 +452,7 @@ bool launch(const Problem& p, const Plan& plan, const ComplexB* complex, const N
             const Context& context) {
   const auto run_part = [&](const Problem& part, float* sums, unsigned long long* recomputed) {
     OnTheFlyParams params =
-        on_the_fly_params(part, long_and_short(part), Tile::kCols, Tile::kMaxRows, narrow);
+        on_the_fly_params(part, long_and_short(part), Tile::kCols, plan.m, narrow);
     params.partial_sums = sums, params.recomputed = recomputed;
     if (complex != nullptr) {
       params.stored = Stored::kComplexB, params.signs_of_b = complex->signs;

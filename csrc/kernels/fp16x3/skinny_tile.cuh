@@ -53,6 +53,14 @@ struct LongStage {
 // place; then the hi parts, 16 bytes a lane as mma.sync takes them, and after them the lo parts.
 struct ShortFragment {
   uint8_t bytes[1024];
+
+  // The offset of an element of a panel, in bytes from the fragment of rows 0 to 15. Vectors of
+  // four float32 are permuted so that copies along rows have no bank conflicts.
+  template <class Element>
+  static __device__ constexpr int offset(int row, int k) {
+    const int vector = sizeof(Element) == 4 ? k / 4 ^ row / 2 % 4 : k / 4;
+    return row / 16 * 1024 + (row % 16 * 16 + vector * 4 + k % 4) * int{sizeof(Element)};
+  }
 };
 
 // A panel has kRowTiles times 16 rows.
@@ -84,7 +92,7 @@ class LongLoader {
     const int thread = threadIdx.x % kThreads;
     const int inner = thread * width % kInner, outer = thread * width / kInner;
     col_ = kKMajor ? outer : inner, k_ = kKMajor ? inner : outer;
-    first_ = Stage::offset(col_, k_);
+    stages_ += Stage::offset(col_, k_);
     // With several panels, the long operand is read once more for the next one.
     policy_ = params.panels == 1 ? ptx::policy_evict_first() : ptx::policy_evict_normal();
     step_ = (kKMajor ? params.long_operand.row_stride : params.long_operand.col_stride) *
@@ -114,50 +122,12 @@ class LongLoader {
   __device__ void load(const OnTheFlyParams& params, unsigned end, int stage) {
     if (left_ <= 0) return;
     const uint32_t to = stages_ + stage * Stage::kBytes;
-    const Element* from = from_;
-    if (params.long_vectorized) {
-      constexpr int kVectors = Stage::kBytes / 16 / kThreads;
-      constexpr int kBytesApart = Stage::kBytes / kVectors;
-      constexpr int kOuterApart = (kKMajor ? kCols : kK) / kVectors;
-      // True if the permutation leaves a thread's vectors at equal distances.
-      constexpr bool kEven =
-          kBytesApart == Stage::offset(kKMajor ? kOuterApart : 0, kKMajor ? 0 : kOuterApart);
-      auto to_vector = [&](int i) {
-        return to + (kEven ? first_ + i * kBytesApart
-                           : Stage::offset(col_ + (kKMajor ? i * kOuterApart : 0),
-                                           k_ + (kKMajor ? 0 : i * kOuterApart)));
-      };
-      if (cols_ == kCols && left_ >= kK) {
-        UNROLL
-        for (int i = 0; i < kVectors; ++i, from += step_) {
-          ptx::cp_async_16(to_vector(i), from, policy_);
-        }
-      } else {
-        const int inner_left = kKMajor ? left_ - k_ : cols_ - col_;
-        const int bytes = max(min(inner_left, Stage::kVector), 0) * int{sizeof(Element)};
-        const int outer_left = kKMajor ? cols_ - col_ : left_ - k_;
-        UNROLL
-        for (int i = 0; i < kVectors; ++i, from += step_) {
-          const int bytes_of_vector = i * kOuterApart < outer_left ? bytes : 0;
-          if constexpr (Stage::kNarrow) {  // the operand ends with a vector
-            ptx::cp_async_16_zfill(to_vector(i), from, bytes_of_vector);
-          } else {
-            ptx::cp_async_x4_zfill(to_vector(i), reinterpret_cast<const float*>(from),
-                                   bytes_of_vector);
-          }
-        }
-      }
-    } else if constexpr (!Stage::kNarrow) {
-      constexpr int kElementBytes = sizeof(Element);
-      constexpr int kElements = Stage::kBytes / kElementBytes / kThreads;
-      constexpr int kOuterApart = (kKMajor ? kCols : kK) / kElements;
-      NO_UNROLL
-      for (int i = 0; i < kElements; ++i, from += step_) {
-        const int col = col_ + (kKMajor ? i * kOuterApart : 0);
-        const int k = k_ + (kKMajor ? 0 : i * kOuterApart);
-        ptx::cp_async_zfill<kElementBytes>(to + Stage::offset(col, k), from,
-                                           col < cols_ && k < left_ ? kElementBytes : 0);
-      }
+    if (!params.long_vectorized) {
+      if constexpr (!Stage::kNarrow) copy<1, false>(to);
+    } else if (cols_ == kCols && left_ >= kK) {
+      copy<Stage::kVector, true>(to);
+    } else {
+      copy<Stage::kVector, false>(to);
     }
     from_ += kK * params.long_operand.col_stride;
     left_ -= kK;
@@ -165,9 +135,39 @@ class LongLoader {
   }
 
  private:
-  uint32_t stages_;
-  int col_, k_, first_;  // the thread's first element of a stage, and its offset
-  int64_t step_;         // in global memory, from there to the thread's next element
+  // Copies the thread's part of a stage, by kWidth elements at a time. `to` is its first element.
+  // kFull: the stage has no zeros, and kWidth elements are 16 bytes.
+  template <int kWidth, bool kFull>
+  __device__ void copy(uint32_t to) const {
+    constexpr int kWidthBytes = kWidth * int{sizeof(Element)};
+    constexpr int kCopies = Stage::kBytes / kWidthBytes / kThreads;
+    constexpr int kApart = (kKMajor ? kCols : kK) / kCopies;
+    const int inner_left = kKMajor ? left_ - k_ : cols_ - col_;
+    const int outer_left = kKMajor ? cols_ - col_ : left_ - k_;
+    const int bytes = max(min(inner_left, kWidth), 0) * int{sizeof(Element)};
+    const Element* from = from_;
+    UNROLL
+    for (int i = 0; i < kCopies; ++i, from += step_) {
+      // The bits that a copy's distance from the first one shares with `to` are permuted.
+      constexpr int kPermuted = 512;
+      const int apart = Stage::offset(kKMajor ? i * kApart : 0, kKMajor ? 0 : i * kApart);
+      const uint32_t at = (to ^ apart % kPermuted) + apart / kPermuted * kPermuted;
+      const int bytes_of_copy = i * kApart < outer_left ? bytes : 0;
+      if constexpr (kFull) {
+        ptx::cp_async_16(at, from, policy_);
+      } else if constexpr (kWidthBytes < 16) {
+        ptx::cp_async_zfill<kWidthBytes>(at, from, bytes_of_copy);
+      } else if constexpr (Stage::kNarrow) {  // the operand ends with a vector
+        ptx::cp_async_16_zfill(at, from, bytes_of_copy);
+      } else {
+        ptx::cp_async_x4_zfill(at, reinterpret_cast<const float*>(from), bytes_of_copy);
+      }
+    }
+  }
+
+  uint32_t stages_;  // the thread's first element of the first stage
+  int col_, k_;      // of the thread's first element of a stage
+  int64_t step_;     // in global memory, from there to the thread's next element
   uint64_t policy_;
   const Element* from_ = nullptr;
   int cols_ = 0, left_ = 0;  // of the work tile; along K; in elements
@@ -189,28 +189,42 @@ __device__ void load_short(const OnTheFlyParams& params, Smem<kRowTiles>& smem,
       batch_offset(params.p.batch, matrix, params.first_matrix + panel_chunk.matrix) +
       panel_chunk.first_row * matrix.row_stride +
       int64_t{panel_chunk.chunk} * kChunk * matrix.col_stride;
-  auto to = [&](int row, int k) {
-    return smem.short_operand[k / 16][row / 16].bytes + (row % 16 * 16 + k % 16) * sizeof(Element);
-  };
-  auto from = [&](int row, int k) {
-    return data + row * matrix.row_stride + k * matrix.col_stride;
-  };
-  constexpr int kRows = kRowTiles * 16;
-  const bool k_major = params.short_vectorized || matrix.col_stride < matrix.row_stride;
-  const int count = (k_major ? panel_chunk.rows : kRows) * kChunk;
-  if (params.short_vectorized) {
-    constexpr int kVector = 16 / int{sizeof(Element)};
+  constexpr int kRows = kRowTiles * 16, kSize = sizeof(Element);
+  const int thread = threadIdx.x;
+  // Copies kWidth elements of each kStep-th row, from one on.
+  auto copy_rows = [&]<int kWidth, int kStep>(int row, int k) {
+    constexpr int kUnroll = kRows / kStep < 8 ? kRows / kStep : 8;
+    uint32_t to = ptx::shared_address(smem.short_operand[k / 16][0].bytes) +
+                  ShortFragment::offset<Element>(row, k % 16);
+    const Element* from = data + row * matrix.row_stride + k * matrix.col_stride;
+    const int bytes = k < panel_chunk.length ? kWidth * kSize : 0;
     NO_UNROLL
-    for (int i = threadIdx.x * kVector; i < count; i += Tile::kThreads * kVector) {
-      const int row = i / kChunk, k = i % kChunk;
-      ptx::cp_async_16_zfill(to(row, k), from(row, k), k < panel_chunk.length ? 16 : 0);
+    for (; row < panel_chunk.rows; row += kUnroll * kStep) {
+      UNROLL
+      for (int i = 0; i < kUnroll; ++i, from += kStep * matrix.row_stride) {
+        // The bits of the permutation are those below a row's.
+        const int apart = ShortFragment::offset<Element>(i * kStep, 0);
+        ptx::cp_async_zfill<kWidth * kSize>((to ^ apart % 64) + apart / 64 * 64, from,
+                                            row + i * kStep < panel_chunk.rows ? bytes : 0);
+      }
+      to += ShortFragment::offset<Element>(kUnroll * kStep, 0);
     }
-  } else if constexpr (sizeof(Element) == 4) {
-    NO_UNROLL
-    for (int i = threadIdx.x; i < count; i += Tile::kThreads) {
-      const int row = k_major ? i / kChunk : i % kRows, k = k_major ? i % kChunk : i / kRows;
-      if (row >= panel_chunk.rows) continue;
-      ptx::cp_async_4_zfill(to(row, k), from(row, k), k < panel_chunk.length ? 4 : 0);
+  };
+  if (params.short_vectorized) {
+    constexpr int kWidth = 16 / kSize, kThreadsOfRow = kChunk / kWidth;
+    copy_rows.template operator()<kWidth, Tile::kThreads / kThreadsOfRow>(
+        thread / kThreadsOfRow, thread % kThreadsOfRow * kWidth);
+  } else if constexpr (kSize == 4) {
+    if (matrix.col_stride < matrix.row_stride) {
+      NO_UNROLL
+      for (int k = thread; k < kChunk; k += Tile::kThreads) {
+        copy_rows.template operator()<1, 1>(0, k);
+      }
+    } else {  // four of K at a time, along eight rows
+      NO_UNROLL
+      for (int k = thread / 8; k < kChunk; k += Tile::kThreads / 8) {
+        copy_rows.template operator()<1, 8>(thread % 8, k);
+      }
     }
   }
 }
