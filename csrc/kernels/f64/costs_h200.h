@@ -41,6 +41,9 @@ struct F64Mma {
 };
 struct F64Tma {
   static constexpr double kLaunch = 2850, kDram = 20;  // bytes
+  // Of a tile whose sums pass through shared memory, if K is short.
+  static constexpr double kStagedStore = 5000;
+  static constexpr int64_t kShortK = 64;
 };
 // The reduction of chunk sums, and each of them.
 struct F64Reduce {

@@ -37,9 +37,9 @@ double f64_tile_step(const Tile& tile, int64_t blocks) {
 }
 
 // The fastest of the tiles of f64_mma or f64_tma, and K splits. `read`: cycles in which one SM
-// would read both operands.
+// would read both operands; `store`: cycles of a tile beside its products and its overhead.
 template <class Tiles>
-Plan f64_tile_plan(const Tiles& tiles, const Problem& p, int64_t sms, double read,
+Plan f64_tile_plan(const Tiles& tiles, const Problem& p, int64_t sms, double read, double store,
                    bool chunk_splits) {
   const int64_t chunks = std::max<int64_t>(ceil_div(p.k, kChunk), 1);
   const auto all = static_cast<double>(sms);
@@ -53,9 +53,10 @@ Plan f64_tile_plan(const Tiles& tiles, const Problem& p, int64_t sms, double rea
       const auto k = static_cast<double>(std::min(ceil_div(chunks, splits) * kChunk, p.k));
       const int64_t work = count * splits, wave = sms * tile.blocks;
       const int64_t full = work / wave, left = ceil_div(work % wave, sms);
+      const double overhead = tile.overhead + store;
       const double waves =
-          static_cast<double>(full) * (f64_tile_step(tile, tile.blocks) * k + tile.overhead) +
-          (left > 0 ? f64_tile_step(tile, left) * k + tile.overhead : 0);
+          static_cast<double>(full) * (f64_tile_step(tile, tile.blocks) * k + overhead) +
+          (left > 0 ? f64_tile_step(tile, left) * k + overhead : 0);
       const double reduce = splits == 1 ? 0 : f64_reduce_cycles(p, chunks, sms);
       const double busy = std::min(all, static_cast<double>(std::max<int64_t>(work, 1)));
       const double cycles = root_of_squares(waves, read / busy) + reduce;
@@ -85,7 +86,7 @@ inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, int first_tile, doubl
   const double read = reads(static_cast<double>(p.m), p.a.col_stride < p.a.row_stride) +
                       reads(b_share * static_cast<double>(p.n), p.b.row_stride < p.b.col_stride);
   const std::span tiles(h200::kF64MmaTiles);
-  Plan best = f64_tile_plan(tiles.subspan(first_tile), p, sms, read, false);
+  Plan best = f64_tile_plan(tiles.subspan(first_tile), p, sms, read, 0, false);
   best.tile += first_tile, best.cycles += Cost::kLaunch;
   return best;
 }
@@ -106,23 +107,27 @@ inline bool f64_tma_accepts(const Problem& p) {
          is_tma_aligned(p.batch, p.a, sizeof(double)) &&
          is_tma_aligned(p.batch, transposed(p.b), sizeof(double));
 }
-inline Plan f64_tma_plan_of(const Problem& p, int64_t sms, double b_share) {
+inline Plan f64_tma_plan_of(const Problem& p, int64_t sms, double b_share, double store) {
   using Cost = h200::F64Tma;
   const auto m = static_cast<double>(p.m), n = static_cast<double>(p.n);
   const auto k = static_cast<double>(p.k), batch = static_cast<double>(p.batch.count);
   const double bytes = sizeof(double) * batch * (m * k + b_share * n * k + m * n);
-  Plan best = f64_tile_plan(h200::kF64TmaTiles, p, sms, bytes / Cost::kDram, true);
+  Plan best = f64_tile_plan(h200::kF64TmaTiles, p, sms, bytes / Cost::kDram, store, true);
   best.cycles += Cost::kLaunch;
   return best;
 }
-inline Plan f64_tma_plan(const Problem& p, int64_t sms) { return f64_tma_plan_of(p, sms, 1); }
+// Behind a short K, the way of sums to a C without aligned quadruples is exposed.
+inline Plan f64_tma_plan(const Problem& p, int64_t sms) {
+  const bool exposed = p.k <= h200::F64Tma::kShortK && p.n % 4 != 0;
+  return f64_tma_plan_of(p, sms, 1, exposed ? h200::F64Tma::kStagedStore : 0);
+}
 inline std::optional<Plan> f64_tma_complex_plan(const Plan&, const Problem& p, const SignsOfB&,
                                                 int64_t sms) {
   Problem parts = p;
   parts.b = parts_of_b(p.b);
   if (is_mn_major(p.a)) parts.a = parts_of_a(p.a), parts.m *= 2;
   if (!f64_tma_accepts(parts)) return {};
-  return f64_tma_plan_of(p, sms, kShareOfB);
+  return f64_tma_plan_of(p, sms, kShareOfB, 0);
 }
 
 // --- f64_direct ----------------------------------------------------------------------------------

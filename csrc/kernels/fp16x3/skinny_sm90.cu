@@ -4,8 +4,8 @@
 // and splitting it beforehand would triple the memory traffic. Here it is read once. A warpgroup
 // loads a work tile's columns to shared memory as they are, stage by stage; each of its warps takes
 // eight columns, splits them in registers by a running scale (running_scale.cuh), and multiplies
-// them by mma.sync, while it splits the next stage. Each block splits the short operand for itself
-// in shared memory, a panel of 16 or 32 rows by a chunk of K.
+// them by mma.sync. Each block splits the short operand for itself in shared memory, a panel of 16
+// or 32 rows by a chunk of K.
 //
 // A complex B is read in place: its numbers are the elements of a stage, and a lane takes from
 // each the two that its column of B' has (core/complex.h). A 16-bit operand is read in place, too,
@@ -20,7 +20,7 @@
 //   all warps     panel: cp.async -> __syncthreads -> split in place -> __syncthreads
 //   a warpgroup   wait for its cp.async of stage s
 //                 named barrier: stage s has come, and all warps have read stage s - 1
-//                 cp.async to stage s - 1;  multiply stage s - 1, split stage s
+//                 cp.async to stage s - 1;  split and multiply stage s
 //   end of tile   named barrier: all warps agree whether a scale failed;  store the sums
 
 #include <cuda_pipeline_primitives.h>
@@ -380,8 +380,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     const ShortFragment* short_operand = smem.short_operand[0];
     const PanelChunk chunk(params, panel_chunk);
     const bool short_has_lo = sizeof(Short) == 4 || has_lo(smem, chunk.rows);
-    // A stage is split while the one before it is multiplied; before the first one, zeros are.
-    LongParts next{};
     NO_UNROLL
     for (int left = chunk.length; left > 0; left -= kStageK) {
       __pipeline_wait_prior(kStages - 2);
@@ -389,13 +387,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       ptx::named_barrier_sync(barrier, Tile::kWarpgroup);
       loader.load(params, end, (stage == 0 ? kStages : stage) - 1);
       __pipeline_commit();
-      const LongParts parts = next;
+      LongParts parts;
+      split_long<kKMajor, Long>(stages + stage * Stage::kBytes, complex, column, acc, parts);
       multiply<kLongIsA, Long, Short>(short_operand, short_has_lo, parts, acc);
-      split_long<kKMajor, Long>(stages + stage * Stage::kBytes, complex, column, acc, next);
       stage = stage == kStages - 1 ? 0 : stage + 1;
-      if (left < chunk.length) short_operand += kK16s * kRowTiles;
+      short_operand += kK16s * kRowTiles;
     }
-    multiply<kLongIsA, Long, Short>(short_operand, short_has_lo, next, acc);
     starts = ptx::named_barrier_sync_or(barrier, Tile::kWarpgroup, column.failed());
     if (starts) {  // the tile is multiplied a second time, from its first stage
       column.restart();
