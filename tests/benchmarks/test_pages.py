@@ -143,7 +143,7 @@ def test_a_block_is_replaced_and_nothing_else(tmp_path):
     ],
 )
 def test_missing_or_old_results_are_refused_in_a_sentence(tmp_path, capsys, content, sentence):
-    for name in ("hopper", "front_page", "which_way", "survey_fp32_1"):
+    for name in ("hopper", "front_page", "which_way", "survey_fp32_5"):
         if content is not None:
             (tmp_path / f"{name}.json").write_text(content)
     before = write_pages.README.read_text()
