@@ -1,5 +1,5 @@
 #pragma once
-// One lane of a warp, and values that its lanes share: PTX ISA, "elect.sync" and "shfl.sync".
+// Lanes of a warp, and values that they share: PTX ISA, "elect.sync", "shfl.sync" and "%laneid".
 
 #include <cstdint>
 
@@ -17,6 +17,14 @@ __device__ inline bool elect_one() {
       "}"
       : "=r"(elected));
   return elected != 0;
+}
+
+// Returns the lane, read anew each time: a loop keeps no addresses that depend on it in registers,
+// and what does not depend on it stays in uniform registers.
+__device__ inline int lane_id() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
 }
 
 // Returns x, which is the same in all lanes, such that the compiler may use a uniform register.

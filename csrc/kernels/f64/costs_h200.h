@@ -41,7 +41,7 @@ struct F64Mma {
 };
 struct F64Tma {
   static constexpr double kLaunch = 2850, kDram = 20;  // bytes
-  // Of a tile whose sums pass through shared memory, if K is short.
+  // A tile takes these cycles more if K is short and its sums pass through shared memory.
   static constexpr double kStagedStore = 5000;
   static constexpr int64_t kShortK = 64;
 };

@@ -15,8 +15,8 @@
 //               mma.sync of a step; load the step kAhead later      (K / 8 times)
 //               store the tile, or hand a chunk's sums to the warp that adds them
 //
-// A complex B is read in place (core/complex.h): a lane's columns are all even or all odd, as are
-// its k, so it reads one part of each number.
+// Complex operands are read in place (core/complex.h): a lane's columns are all even or all odd, as
+// are its k, so it reads one part of each number.
 
 #include <cstdint>
 #include <iterator>

@@ -5,7 +5,7 @@
 namespace tiled::cuda::f64_mma {
 
 void launch_large_tile(const Problem& p, const Plan& plan, const Context& context) {
-  run_tile<0, kLargeTiles, false>(p, plan, {}, context);
+  run_tile<0, kF64MmaLargeTiles, false>(p, plan, {}, context);
 }
 
 }  // namespace tiled::cuda::f64_mma

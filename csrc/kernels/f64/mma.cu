@@ -32,10 +32,10 @@ namespace {
 template <bool kComplex>
 bool launch(const Problem& p, const Plan& plan, const SignsOfB& signs, const Context& context) {
   if (count_tiles(p, 1, 1) == 0) return true;
-  if (!kComplex && plan.tile < kLargeTiles && context.on_hopper()) {
+  if (!kComplex && plan.tile < kF64MmaLargeTiles && context.on_hopper()) {
     launch_large_tile(p, plan, context);
   } else {
-    run_tile<kLargeTiles, kTiles - kLargeTiles, kComplex>(p, plan, signs, context);
+    run_tile<kF64MmaLargeTiles, kTiles - kF64MmaLargeTiles, kComplex>(p, plan, signs, context);
   }
   return true;
 }

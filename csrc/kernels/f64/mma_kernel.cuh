@@ -29,8 +29,6 @@ namespace tiled::cuda::f64_mma {
 
 inline constexpr int kMmaK = 8;  // of K in a product
 inline constexpr int kTiles = std::size(h200::kF64MmaTiles);
-// The first ones, which are compiled for Hopper alone, and for a real B.
-inline constexpr int kLargeTiles = kF64MmaLargeTiles;
 
 // A warp computes kWarpM x kWarpN of the tile: kMmasM x kMmasN products of 16 x 8.
 template <int kIndex, bool kComplex_ = false>
@@ -61,8 +59,8 @@ struct Smem {
   WarpSums<Tile::kWarpM, Tile::kWarpN> totals[Tile::kConsumers / 32];
 };
 
-// If K is split, C is the sums of the first chunk in the workspace (to_partial_sums()), and those
-// of other chunks follow.
+// If K is split, C is the sums of the first chunk in the workspace (to_partial_sums()), and the
+// sums of other chunks follow.
 struct Params {
   Problem p;
   TileScheduler scheduler;
@@ -308,7 +306,7 @@ void run_tile(const Problem& p, const Plan& plan, const SignsOfB& signs_of_b,
               const Context& context) {
   with_tile<kCount>(std::max(plan.tile, kFirst) - kFirst, [&]<int kIndex>() {
     using ThisTile = Tile<kFirst + kIndex, kComplex>;
-    static_assert(kFirst < kLargeTiles || sizeof(Smem<ThisTile>) <= 99 << 10,
+    static_assert(kFirst < kF64MmaLargeTiles || sizeof(Smem<ThisTile>) <= 99 << 10,
                   "a block of compute capability 8.6 or 8.9 has at most 99 KiB of shared memory");
     run<ThisTile>(p, plan, signs_of_b, context);
     return true;

@@ -73,7 +73,8 @@ Plan f64_tile_plan(const Tiles& tiles, const Problem& p, int64_t sms, double rea
 // A tile's first row and column are 32-bit.
 inline bool f64_mma_accepts(const Problem& p) { return fits_tma_coords(p); }
 
-inline constexpr int kF64MmaLargeTiles = 2;  // the first ones, of a real B
+// The first tiles, which are compiled for Hopper alone, and for a real B.
+inline constexpr int kF64MmaLargeTiles = 2;
 
 // `b_share`: the part of B's bytes that are read, which is kShareOfB of a complex B in place.
 inline Plan f64_mma_plan_of(const Problem& p, int64_t sms, int first_tile, double b_share) {
@@ -116,7 +117,8 @@ inline Plan f64_tma_plan_of(const Problem& p, int64_t sms, double b_share, doubl
   best.cycles += Cost::kLaunch;
   return best;
 }
-// Behind a short K, the way of sums to a C without aligned quadruples is exposed.
+// With a short K, nothing hides the store of sums through shared memory, which rows that are not
+// 32-byte aligned need.
 inline Plan f64_tma_plan(const Problem& p, int64_t sms) {
   const bool exposed = p.k <= h200::F64Tma::kShortK && p.n % 4 != 0;
   return f64_tma_plan_of(p, sms, 1, exposed ? h200::F64Tma::kStagedStore : 0);

@@ -6,6 +6,7 @@
 #include "core/epilogue.h"
 #include "core/problem.h"
 #include "kernels/common/launch.h"
+#include "ptx/warp.cuh"
 
 namespace tiled::cuda::f64_mma {
 
@@ -24,8 +25,7 @@ __device__ void store_sums(const Problem& p, int64_t c_offset, int64_t row, int6
   const int64_t across_stride = by_col ? p.c.col_stride : p.c.row_stride;
   // If a row is shorter than a warp, a power of two of lanes is along it, and others take more
   // rows.
-  int lane;
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  const int lane = ptx::lane_id();
   const int log_lanes = min(5, 32 - __clz(along - 1));
   const int first = lane >> log_lanes, step = 32 >> log_lanes;
   __syncwarp();  // all lanes have written their sums
@@ -65,8 +65,9 @@ __device__ void store_sums(const Problem& p, int64_t c_offset, int64_t row, int6
 template <int kRows, int kCols>
 class WarpSums {
  public:
-  // The place of a pair, of which col is even. It is linear over ^: the place of a lane's first
-  // pair ^ that of a pair's distance from it, if their rows and columns have no bit in common.
+  // The place of a pair, which begins at an even col. It is linear over ^: the place of a lane's
+  // first pair ^ that of a pair's distance from it, if their rows and columns have no bit in
+  // common.
   __device__ static constexpr int place(int row, int col) {
     const int swizzle = (row & 1) * 2 ^ (row & 4) ^ ((row >> 1 ^ row >> 3) & 1) * 12;
     return row * kCols ^ col ^ swizzle;

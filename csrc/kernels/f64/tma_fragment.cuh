@@ -25,7 +25,7 @@ __device__ inline int lane_g() { return static_cast<int>(threadIdx.x) % 32 / 4; 
 
 // How a lane reads A: rows 2x and 2x + 1 of 16 are rows g and g + 8 of a product, with x =
 // row_pair(). An MN-major stage is read by vectors of both, eight lanes at once. If it has complex
-// numbers, whose two parts are adjacent k, a vector is a number, and 16 lanes read the parts of two
+// numbers, with two parts at adjacent k, a vector is a number, and 16 lanes read the parts of two
 // numbers of four even or four odd rows. `offset` is the lane's first one.
 template <bool kMnMajor, bool kComplex>
 class LaneOfA {
@@ -64,8 +64,8 @@ class LaneOfA {
 // Returns 0, 2, 1, 3 for 0, 1, 2, 3.
 __device__ inline int swap_bits(int x) { return x % 2 * 2 + x / 2; }
 
-// How a lane reads B, and which columns of C it has: kPairs pairs of adjacent ones, of which the
-// first begins at first_col() and pair p col_of(p) behind it.
+// How a lane reads B, and which columns of C it has: kPairs pairs of adjacent ones. The first
+// pair begins at first_col(), and pair p col_of(p) behind it.
 //
 // Two products share 16 columns. In a K-major stage, column g of the first and of the second
 // product are columns 2x and 2x + 1 of B, with x = g or, in each four, 0, 2, 1, 3. In an MN-major

@@ -93,8 +93,8 @@ struct Smem {
   uint64_t full[Tile::kMostStages], empty[Tile::kMostStages];
 };
 
-// If K is split, C is the sums of the first chunk in the workspace (to_partial_sums()), and those
-// of other chunks follow.
+// If K is split, C is the sums of the first chunk in the workspace (to_partial_sums()), and the
+// sums of other chunks follow.
 struct Params {
   Problem p;
   CUtensorMap a, b;
@@ -127,9 +127,9 @@ __device__ TileCoord tile_of(const Params& params, uint32_t index) {
   return locate<Tile>(params.scheduler, tile & kMostTiles);  // no 64-bit division is compiled
 }
 
-// Loads kRows rows or columns of an operand, from `row` on, and kBox of K, from k on. Each complex
-// number of B, of which kParts is 2, stands for two columns and two k. Complex numbers of an
-// MN-major A are parts along M, and stand for two k.
+// Loads kRows rows or columns of an operand, from `row` on, and kBox of K, from k on. A complex
+// number of B stands for two columns and two k, and kParts is 2. Complex numbers of an MN-major A
+// are parts along M, and stand for two k.
 template <int kRows, bool kMnMajor, int kParts>
 __device__ void load_operand(uint8_t* to, const CUtensorMap* map, int row, int k,
                              const TmaCoords& batch, uint64_t* full) {

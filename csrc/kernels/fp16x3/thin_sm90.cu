@@ -73,7 +73,7 @@ struct Fragments {
 // multiplies those before. Lo parts that an operand does not have are 0.
 template <bool kLongIsA, bool kPromote16, bool kLongHasLo, bool kShortHasLo, int kWarps>
 __device__ Sums multiply(const Smem<kWarps>& smem, int cols, int length) {
-  const int lane = lane_id();
+  const int lane = ptx::lane_id();
   const uint8_t* long_operand = smem.long_operand[0] + lane * 16;
   const bool has_short = lane / 4 < cols;
   const uint8_t* short_operand = has_short ? smem.short_operand + lane * 16 : smem.zeros;
@@ -229,7 +229,7 @@ __device__ void produce(const Params& params, Smem<kWarps>& smem) {
           (tile.first_row(params) - int64_t{tile.col_tile} * kRows) * matrix.row_stride;
       __syncwarp();
       LongChunk& chunk = smem.long_chunk[warp_id()];
-      if (lane_id() == 0) chunk.first = first, chunk.length = panel_chunk.length;
+      if (ptx::lane_id() == 0) chunk.first = first, chunk.length = panel_chunk.length;
       __syncwarp();
     }
     const LongChunk chunk = smem.long_chunk[warp_id()];
@@ -255,7 +255,7 @@ __device__ void produce(const Params& params, Smem<kWarps>& smem) {
       UNROLL
       for (int i = 0; i < kRowsOfWarp; ++i) {
         const Range range = rows[i].range();
-        if (lane_id() == 0) ranges[i] = range;
+        if (ptx::lane_id() == 0) ranges[i] = range;
       }
       __syncwarp();
       ptx::named_barrier_sync(kEmpty, smem.kThreads);
@@ -267,7 +267,7 @@ __device__ void produce(const Params& params, Smem<kWarps>& smem) {
         rows[i].split(scale, smem.long_operand[0] + row % 8 * 64 + row / 8 * 4, smem.kStepBytes, 8,
                       512, PairStore<false>({}, 0, false));
         const float inverse_scale = rows[i].inverse_scale(range, scale);
-        if (lane_id() == 0) smem.inverse_scales[row] = inverse_scale;
+        if (ptx::lane_id() == 0) smem.inverse_scales[row] = inverse_scale;
       }
     } else {
       Slice slice;
@@ -275,12 +275,12 @@ __device__ void produce(const Params& params, Smem<kWarps>& smem) {
       from += int64_t{warp} * (kSlice / kParts<Long>)*matrix.col_stride;
       UNROLL
       for (int down = 0; down < 2; ++down) {
-        slice.load(down, from + min(lane_id() / 4 + down * 8, last_row) * matrix.row_stride,
+        slice.load(down, from + min(ptx::lane_id() / 4 + down * 8, last_row) * matrix.row_stride,
                    matrix.col_stride, length - warp * kSlice);
       }
       slice.find_ranges(smem.ranges[warp]);
       ptx::named_barrier_sync(kRangesFound, kWarps * 32);
-      const int lane = lane_id();
+      const int lane = ptx::lane_id();
       Range range;
       NO_UNROLL for (int w = 0; w < kWarps; ++w) { range.add(smem.ranges[w][lane % kRows]); }
       const float scale = fp16x3::scale(range.largest);
@@ -308,7 +308,7 @@ __device__ void produce(const Params& params, Smem<kWarps>& smem) {
 // calls it.
 template <bool kLong, int kWarps>
 __device__ bool has_lo(const Smem<kWarps>& smem, int cols) {
-  const int lane = lane_id();
+  const int lane = ptx::lane_id();
   const float* scales = smem.inverse_scales + (kLong ? 0 : kRows);
   return __any_sync(~0u, lane < (kLong ? kRows : cols) && fp16x3::small_numbers(scales[lane]) != 0);
 }

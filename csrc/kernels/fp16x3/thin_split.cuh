@@ -55,13 +55,7 @@ struct Smem {
   }
 };
 
-// The lane and the warp, read anew each time, so that a loop keeps no addresses that depend on them
-// in registers.
-__device__ inline int lane_id() {
-  int lane;
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  return lane;
-}
+// The warp, read anew each time, as ptx::lane_id() is.
 __device__ inline int warp_id() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -172,7 +166,7 @@ struct Row {
   template <class Element>
   __device__ void load(const Element* from, int64_t k_stride, int length) {
     constexpr int kEach = kParts<Element>;
-    const int first_k = lane_id() * 2;
+    const int first_k = ptx::lane_id() * 2;
     from += first_k / kEach * k_stride;
     UNROLL
     for (int i = 0; i < kPairs; ++i, from += 64 / kEach * k_stride) {
@@ -188,7 +182,7 @@ struct Row {
   template <class Element>
   __device__ void load_full(const Element* from) {
     constexpr int kEach = kParts<Element>;
-    from += lane_id() * (2 / kEach);
+    from += ptx::lane_id() * (2 / kEach);
     asm("" : "+l"(from));
     UNROLL
     for (int i = 0; i < kPairs * 2; i += kEach) {
@@ -221,7 +215,7 @@ struct Row {
   template <class Store>
   __device__ void split(float scale, uint8_t* to, int step_bytes, int odd_bytes, int to_lo,
                         const Store& store) const {
-    const int lane = lane_id();
+    const int lane = ptx::lane_id();
     to += lane / 8 * step_bytes + lane % 8 / 2 * 16 + lane % 2 * odd_bytes;
     UNROLL
     for (int i = 0; i < kPairs; ++i, to += 4 * step_bytes) {
@@ -254,7 +248,7 @@ struct Slice {
   }
   // Stores the ranges of the slice.
   __device__ void find_ranges(Range* ranges) const {
-    const int lane = lane_id();
+    const int lane = ptx::lane_id();
     UNROLL
     for (int down = 0; down < 2; ++down) {
       auto range = range_of<Range>(x[down]);
@@ -264,7 +258,7 @@ struct Slice {
   }
   // Stores how many small numbers of rows g and g + 8 the slice has.
   __device__ void count_small(float scale, float scale_8, uint8_t* counts) const {
-    const int lane = lane_id();
+    const int lane = ptx::lane_id();
     UNROLL
     for (int down = 0; down < 2; ++down) {
       uint32_t count = count_small_numbers(x[down], down == 0 ? scale : scale_8);
@@ -274,7 +268,7 @@ struct Slice {
     }
   }
   __device__ void split(float scale, float scale_8, uint8_t* to, int step_bytes) const {
-    to += lane_id() * 16;
+    to += ptx::lane_id() * 16;
     UNROLL
     for (int s = 0; s < kSteps; ++s, to += step_bytes) {
       UNROLL
