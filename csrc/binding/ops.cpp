@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "binding/attention.h"
+#include "binding/convolution.h"
 #include "binding/copies.h"
 #include "binding/cumsum.h"
 #include "binding/explain.h"
@@ -370,6 +371,16 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
       "grouped_mm(Tensor a, Tensor b, Tensor? offs=None, Tensor? bias=None, *, "
       "ScalarType? out_dtype=None, str precision=\"fp32\") -> Tensor");
   m.def("prepare(Tensor b) -> (Tensor hi_lo, Tensor inverse_scales)");
+  // Convolutions, which torch_tiled.nn.functional calls: binding/convolution.h.
+  m.def(
+      "_conv(Tensor x, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "
+      "SymInt[] dilation, SymInt groups, str activation) -> Tensor");
+  m.def(
+      "_conv_transposed(Tensor grad, Tensor weight, SymInt[] size, SymInt[] stride, "
+      "SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor");
+  m.def(
+      "_explain_conv(int[] x, int[] weight, int[] stride, int[] padding, int[] dilation, "
+      "int groups, bool is_transposed, int sms) -> str");
   // Reductions of rows, which only the library calls: binding/rows.h.
   m.def("_row_softmax(Tensor x, bool log) -> Tensor");
   m.def("_row_softmax_backward(Tensor grad, Tensor y, bool log) -> Tensor");
@@ -455,6 +466,8 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.impl("_plain_grouped_mm", TORCH_BOX(&tiled::plain_grouped_mm));                       \
   m.impl("_plain_pointwise", TORCH_BOX(&tiled::plain_pointwise));                         \
   m.impl("prepare", TORCH_BOX(&tiled::prepare_operand));                                  \
+  m.impl("_conv", TORCH_BOX(&tiled::conv));                                               \
+  m.impl("_conv_transposed", TORCH_BOX(&tiled::conv_transposed));                         \
   m.impl("_row_softmax", TORCH_BOX(&tiled::row_softmax));                                 \
   m.impl("_row_softmax_backward", TORCH_BOX(&tiled::row_softmax_backward));               \
   m.impl("_row_logsumexp", TORCH_BOX(&tiled::row_logsumexp));                             \
@@ -477,6 +490,7 @@ LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CPU, m) { IMPLEMENT(m); }
 LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CUDA, m) { IMPLEMENT(m); }
 LIBRARY_IMPL(TORCH_TILED_NAMESPACE, CompositeExplicitAutograd, m) {
   m.impl("algorithms", TORCH_BOX(&tiled::algorithms));
+  m.impl("_explain_conv", TORCH_BOX(&tiled::explain_conv));
   m.impl("_cost_of_panels", TORCH_BOX(&tiled::cost_of_panels));
   m.impl("_registry", TORCH_BOX(&tiled::registry));
   m.impl("_check_options", TORCH_BOX(&tiled::check_options));

@@ -56,6 +56,18 @@ struct CutOperands {
   GroupedSide side = GroupedSide::kNone;
 };
 
+// The filters of a convolution as rows: K counts taps, and the padded channels of each
+// (core/convolution.h).
+struct FilterTaps {
+  unsigned channels = 0, padded_channels = 0;
+  unsigned count[2] = {};  // of taps along height and width
+  int64_t stride[3] = {};  // between taps along depth, height and width
+};
+
+// Writes the presplit of a convolution's filters. The matrix's col_stride is between channels.
+void launch_split_filters(const OperandToSplit& filters, const FilterTaps& taps,
+                          const Context& context);
+
 // Writes a 16-bit operand in float32, K-major and without gaps. Writes nothing if the int on
 // the GPU is 0.
 void launch_upcast(const OperandToSplit& operand, float* to, const int* only_if,

@@ -6,6 +6,8 @@
 // take adjacent rows, so MN-major operands are read by whole 32-byte sectors; of K-major ones the
 // four groups of eight threads of a warp read a cache line of each of eight rows.
 
+#include <type_traits>
+
 #include "core/order_fp16x3.h"
 #include "kernels/common/launch.h"
 #include "kernels/common/load_x8.cuh"
@@ -34,6 +36,7 @@ struct OperandParams {
 struct SplitParams {
   OperandParams operands[2];
   const GroupTile* group_tiles = nullptr;
+  FilterTaps filters;
 };
 
 // What a block splits: rows and K in the operand, and their place in the presplit.
@@ -97,6 +100,29 @@ __device__ void load_complex_x8(float (&x)[8], const float2* data, int64_t strid
   }
 }
 
+// Rows of filters, in shared memory.
+constexpr int kFilterPitch = kChunk + 4;  // no bank conflicts
+using FilterRows = float[kRows][kFilterPitch];
+
+// Loads a block's part of the filters. Adjacent threads take adjacent channels.
+__device__ void load_filters(FilterRows& rows, const Matrix& source, const FilterTaps& taps,
+                             const Part& part) {
+  for (int k = threadIdx.x; k < part.length; k += kThreads) {
+    const unsigned in_row = static_cast<unsigned>(part.k) + k;
+    const unsigned tap = in_row / taps.padded_channels, line = tap / taps.count[1];
+    const unsigned channel = in_row - tap * taps.padded_channels;
+    const int64_t offset = line / taps.count[0] * taps.stride[0] +
+                           line % taps.count[0] * taps.stride[1] +
+                           tap % taps.count[1] * taps.stride[2] + channel * source.col_stride;
+    const float* from = static_cast<const float*>(source.data) + part.row * source.row_stride;
+    UNROLL
+    for (int row = 0; row < kRows; ++row, from += source.row_stride) {
+      rows[row][k] = row < part.rows && channel < taps.channels ? __ldg(from + offset) : 0.0f;
+    }
+  }
+  __syncthreads();
+}
+
 template <typename T>
 __device__ void load_narrow_x8(float (&x)[8], const T* data, int64_t stride, int64_t left,
                                bool vectorized) {
@@ -124,7 +150,7 @@ __device__ void store_has_lo(const OperandParams& own, int64_t matrix, int64_t c
 
 // T: the dtype of a 16-bit operand, if there is one, or else float. kCut: what a grouped product
 // cuts, rows (kM, also for columns of B) or K.
-template <typename T, bool kComplexB, GroupedSide kCut = GroupedSide::kNone>
+template <typename T, bool kComplexB, GroupedSide kCut = GroupedSide::kNone, bool kFilters = false>
 __global__ void __launch_bounds__(kThreads, 4)
     split_kernel(const __grid_constant__ SplitParams params, int* zeroed, int64_t zeros) {
   ptx::pdl_launch_dependents();
@@ -157,13 +183,17 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int64_t offset = batch_offset(own.operand.batch, source, matrix) +
                          (complex ? row / 2 * 2 : row) * source.row_stride + k * source.col_stride;
   const float* data = static_cast<const float*>(source.data) + (narrow ? 0 : offset);
+  __shared__ std::conditional_t<kFilters, FilterRows, float[1]> filter_rows;
+  if constexpr (kFilters) load_filters(filter_rows, source, params.filters, part);
   const int left = block_row < part.rows ? part.length - k8 * 8 : 0;
   UNROLL
   for (int j = 0; j < kVectors; ++j) {
     const int64_t next = j * (kThreadsPerRow * 8) * source.col_stride;
     const float* from = data + next;
     const int left_from = left - j * (kThreadsPerRow * 8);
-    if (narrow) {
+    if constexpr (kFilters) {
+      load_x8(x[j], &filter_rows[block_row][(k8 + j * kThreadsPerRow) * 8], 1, left_from, true);
+    } else if (narrow) {
       load_narrow_x8(x[j], static_cast<const T*>(source.data) + offset + next, source.col_stride,
                      left_from, own.vectorized);
     } else if (complex) {
@@ -302,6 +332,17 @@ void launch_split(std::span<const OperandToSplit> operands, std::span<int> zeroe
     kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(
         params, zeroed.data(), static_cast<int64_t>(zeroed.size()));
   });
+  check(cudaGetLastError());
+}
+
+void launch_split_filters(const OperandToSplit& filters, const FilterTaps& taps,
+                          const Context& context) {
+  SplitParams params{};
+  params.operands[0] = make_params(filters);
+  params.filters = taps;
+  split_kernel<float, false, GroupedSide::kNone, true>
+      <<<params.operands[0].blocks, kThreads, 0, static_cast<cudaStream_t>(context.stream)>>>(
+          params, nullptr, 0);
   check(cudaGetLastError());
 }
 

@@ -1,0 +1,36 @@
+#pragma once
+// Convolutions as three float16 products, specified to the bit: docs/guide/convolutions.md.
+//
+// A convolution is the product of the matrix of windows by that of filters, in the order of
+// order_fp16x3.h, except for the scale of windows. K counts taps row by row, and the channels of
+// each, padded with zeros to whole steps (core/convolution.h). All windows of an image have the
+// scale of the image, in all chunks: its largest magnitude decides. A chunk of a window has as many
+// small numbers as the image, at most kChunk, and is coarse if the image is.
+
+#include <cstdint>
+
+#include "core/order_chunked.h"
+#include "core/order_fp16x3.h"
+
+namespace tiled {
+
+// The scale of an image, from its largest magnitude's bits, those of its least one except 0 less 1,
+// and the bitwise or of all.
+struct ImageScale {
+  uint32_t largest;
+  bool is_coarse, is_wide;
+
+  HOST_DEVICE ImageScale(uint32_t largest, uint32_t least_less_1, uint32_t bits)
+      : largest(largest) {
+    const float least = float_of(least_less_1 + 1);
+    is_coarse = fp16x3::is_coarse(bits, least * scale());
+    is_wide = largest != 0 && fp16x3::is_small(least, least * scale());
+  }
+  HOST_DEVICE float scale() const { return fp16x3::scale(largest); }
+  HOST_DEVICE float inverse_scale(uint32_t small_numbers) const {
+    const uint32_t most = kChunk;
+    return fp16x3::inverse_scale(largest, small_numbers < most ? small_numbers : most, is_coarse);
+  }
+};
+
+}  // namespace tiled

@@ -1,0 +1,180 @@
+#include "cpu/convolution.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "core/epilogue.h"
+#include "core/order_chunked.h"
+#include "core/order_convolution.h"
+#include "core/order_fp16x3.h"
+#include "cpu/fp16x3.h"
+#include "cpu/parallel.h"
+
+namespace tiled::cpu {
+namespace {
+
+constexpr int kTile = kFp16x3Tile;
+
+struct Place {
+  int64_t at[kSpatialDims];
+
+  // Of an index that counts row by row.
+  Place(const int64_t (&sizes)[kSpatialDims], int64_t index)
+      : at{index / sizes[2] / sizes[1], index / sizes[2] % sizes[1], index % sizes[2]} {}
+  template <class T>
+  int64_t offset(const ImagesOf<T>& images) const {
+    return at[0] * images.spatial[0] + at[1] * images.spatial[1] + at[2] * images.spatial[2];
+  }
+};
+
+// The scales of images.
+std::vector<Group> scales_of(const Convolution& conv) {
+  const int64_t pixels = conv.in_pixels();
+  std::vector<Group> scales;
+  for (int64_t image = 0; image < conv.images; ++image) {
+    const float* x = conv.x.data + image * conv.x.image;
+    uint32_t largest = 0, least_less_1 = ~0u, bits = 0, small_numbers = 0;
+    const auto for_all = [&](const auto& see) {
+      for (int64_t i = 0; i < conv.channels * pixels; ++i) {
+        see(x[i / pixels * conv.x.channel + Place(conv.in, i % pixels).offset(conv.x)]);
+      }
+    };
+    for_all([&](float number) {
+      const uint32_t magnitude = fp16x3::magnitude_bits(number);
+      largest = std::max(largest, magnitude);
+      least_less_1 = std::min(least_less_1, magnitude - 1);
+      bits |= magnitude;
+    });
+    const ImageScale scale(largest, least_less_1, bits);
+    for_all([&](float number) {
+      small_numbers += fp16x3::is_small(number, number * scale.scale());
+    });
+    scales.push_back({scale.scale(), scale.inverse_scale(small_numbers)});
+  }
+  return scales;
+}
+
+// The number that a window has at a tap, in a channel; 0 outside the image and for padded channels.
+float number_of(const Convolution& conv, int64_t window, int64_t tap, int64_t channel) {
+  if (channel >= conv.channels) return 0;
+  const int64_t of_image = conv.out[0] * conv.out[1] * conv.out[2];
+  const Place at(conv.out, window % of_image), of_tap(conv.taps, tap);
+  const float* x = conv.x.data + window / of_image * conv.x.image + channel * conv.x.channel;
+  for (int d = 0; d < kSpatialDims; ++d) {
+    const int64_t place =
+        conv.first[d] + at.at[d] * conv.stride[d] + of_tap.at[d] * conv.dilation[d];
+    if (place < 0 || place >= conv.in[d]) return 0;
+    x += place * conv.x.spatial[d];
+  }
+  return *x;
+}
+
+// Sums an element in the chunked order.
+template <class A, class B>
+float recompute(const A& a, const B& b, int64_t row, int64_t col, int64_t k) {
+  float total = kAddIdentity<float>;
+  for (int64_t begin = 0; begin < k; begin += kChunk) {
+    float sum = 0;
+    for (int64_t i = begin; i < std::min<int64_t>(k, begin + kChunk); ++i) {
+      sum = fused_multiply_add(a(row, i), b(col, i), sum);
+    }
+    total += sum;
+  }
+  return total;
+}
+
+// The product of two matrices, (rows, k) and (cols, k), that give their numbers by a(row, k) and
+// b(col, k), with the scales of a chunk by a.group(row, numbers, count). store(row, col, sum).
+template <class A, class B, class Store>
+void multiply(int64_t rows, int64_t cols, int64_t k, const A& a, const B& b, const Context& context,
+              const Store& store) {
+  const int64_t tiles_n = ceil_div(cols, kTile), tiles = ceil_div(rows, kTile) * tiles_n;
+  const int promotion = fp16x3::promotion(k);
+  const auto compute_tile = [&](int64_t tile) {
+    const int64_t row = tile / tiles_n * kTile, col = tile % tiles_n * kTile;
+    const auto row_count = static_cast<int>(std::min<int64_t>(rows - row, kTile));
+    const auto col_count = static_cast<int>(std::min<int64_t>(cols - col, kTile));
+    std::vector<float> numbers(2 * kTile * kChunk);
+    alignas(64) Fp16x3Sums sums;
+    std::fill_n(&sums[0][0], kTile * kTile, kAddIdentity<float>);
+    for (int64_t begin = 0; begin < k; begin += kChunk) {
+      const int64_t chunk = std::min<int64_t>(k - begin, kChunk);
+      OperandRow of_a[kTile], of_b[kTile];
+      const auto gather = [&](const auto& from, int64_t first, int count, float* to,
+                              OperandRow(&operand)[kTile]) {
+        for (int i = 0; i < count; ++i, to += kChunk) {
+          for (int64_t j = 0; j < chunk; ++j) to[j] = from(first + i, begin + j);
+          operand[i] = {.data = to, .stride = 1};
+          operand[i].group = from.group(first + i, to, chunk);
+        }
+      };
+      gather(a, row, row_count, numbers.data(), of_a);
+      gather(b, col, col_count, numbers.data() + kTile * kChunk, of_b);
+      alignas(64) Fp16x3Sums total = {}, low = {};
+      multiply_fp16x3_chunk(of_a, row_count, of_b, col_count, chunk, promotion, total, low);
+      for (int i = 0; i < row_count; ++i) {
+        for (int j = 0; j < col_count; ++j) {
+          sums[i][j] +=
+              fp16x3::chunk_sum(total[i][j], low[i][j], of_a[i].group.inverse_scale,
+                                of_b[j].group.inverse_scale, promotion);
+        }
+      }
+    }
+    for (int i = 0; i < row_count; ++i) {
+      for (int j = 0; j < col_count; ++j) {
+        const bool flagged = std::isnan(sums[i][j]);
+        store(row + i, col + j, flagged ? recompute(a, b, row + i, col + j, k) : sums[i][j]);
+      }
+    }
+  };
+  parallel_for(context, tiles, double{kTile * kTile} * static_cast<double>(k),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t tile = begin; tile < end; ++tile) compute_tile(tile);
+               });
+}
+
+// The operands of products, by rows of K.
+struct WindowsByImage {
+  const Convolution& conv;
+  const std::vector<Group>& scales;
+
+  float operator()(int64_t window, int64_t k) const {
+    const int64_t channels = conv.padded_channels();
+    return number_of(conv, window, k / channels, k % channels);
+  }
+  Group group(int64_t window, const float*, int64_t) const {
+    return scales[window / (conv.out[0] * conv.out[1] * conv.out[2])];
+  }
+};
+
+struct Filters {
+  const Convolution& conv;
+
+  float operator()(int64_t filter, int64_t k) const {
+    const int64_t tap = k / conv.padded_channels(), channel = k % conv.padded_channels();
+    if (channel >= conv.channels) return 0;
+    return conv.w.data[filter * conv.w.image + channel * conv.w.channel +
+                       Place(conv.taps, tap).offset(conv.w)];
+  }
+  Group group(int64_t, const float* numbers, int64_t count) const {
+    return measure(count, [&](int64_t i) { return numbers[i]; });
+  }
+};
+
+}  // namespace
+
+void launch_conv_fp16x3(const Convolution& conv, const Context& context) {
+  const std::vector<Group> scales = scales_of(conv);
+  const int64_t of_image = conv.out[0] * conv.out[1] * conv.out[2];
+  multiply(conv.windows(), conv.filters, conv.k(), WindowsByImage{conv, scales}, Filters{conv},
+           context, [&](int64_t window, int64_t filter, float sum) {
+             if (conv.bias != nullptr) sum += conv.bias[filter * conv.bias_stride];
+             conv.y.data[window / of_image * conv.y.image + filter * conv.y.channel +
+                         Place(conv.out, window % of_image).offset(conv.y)] =
+                 activate(conv.activation, sum);
+           });
+}
+
+}  // namespace tiled::cpu

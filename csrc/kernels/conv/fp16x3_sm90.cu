@@ -1,0 +1,601 @@
+// Convolutions of float32 by three float16 products: an implicit matrix product.
+//
+// Idea:  A filter is a row of a matrix and a window of an image is a column: K counts taps, and the
+//        channels of each. The images are split into fp16 parts once (split_images.cu), and no
+//        matrix of windows is written: TMA in im2col mode loads one tap and 32 channels of a tile's
+//        windows, and zeros beyond the images. The products are those of fp16x3_wgmma.
+// Limit: power; wave quantization for small images; passes over the images for few filters.
+// Next:  taps of few channels in one step.
+//
+//   producer    wait empty[s]       load a step of filters and windows       -> full[s]
+//   consumers   wait full[s]        part = hi hi;  low += hi lo + lo hi
+//               part is finished    so is the step before                    -> empty[s - 1]
+//               total += part       while the tensor cores compute low
+//   end of a chunk                  descale the total, add it to those of the chunks before
+//   end of a tile                   recompute flagged elements; bias, activation; store
+//
+// With few tiles each chunk of K is summed by blocks of its own, and a second kernel adds them.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/epilogue.h"
+#include "core/order_chunked.h"
+#include "core/order_fp16x3.h"
+#include "kernels/common/launch.h"
+#include "kernels/common/workspace.h"
+#include "kernels/conv/im2col_map.h"
+#include "kernels/conv/launch.h"
+#include "kernels/conv/mainloop.cuh"
+#include "kernels/conv/split_images.cuh"
+#include "kernels/conv/window.cuh"
+#include "kernels/fp16x3/descale.cuh"
+#include "kernels/fp16x3/split.h"
+#include "ptx/mbarrier.cuh"
+#include "ptx/named_barrier.cuh"
+#include "ptx/pdl.cuh"
+#include "ptx/setmaxnreg.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+
+namespace tiled::cuda {
+namespace conv {
+
+// --- Tiles, shared memory, parameters ------------------------------------------------------------
+
+// Consumers share the windows of a tile of 128 filters, or the filters of one of 64.
+template <int kOfFilters>
+struct Tile {
+  static constexpr int kFilters = kOfFilters, kWindows = 128 * 128 / kFilters;
+  static constexpr bool kShareWindows = kFilters == 128;
+  static constexpr int kStages = kShareWindows ? 5 : 4;
+  static constexpr int kFilterPlane = Presplit::plane_bytes(kFilters);
+  static constexpr int kWindowPlane = Presplit::plane_bytes(kWindows);
+};
+
+constexpr int kWindowsOfConsumer = 128;
+
+// The windows of a consumer: the inverse scales of their images, and the offsets of their first
+// elements in y, in 48 bits.
+struct Windows {
+  float inverse_scales[kWindowsOfConsumer];
+  uint32_t low_offset[kWindowsOfConsumer];
+  uint16_t high_offset[kWindowsOfConsumer];
+
+  __device__ int64_t offset(int i) const {
+    return static_cast<int64_t>(uint64_t{high_offset[i]} << 32 | low_offset[i]);
+  }
+};
+
+template <class T>
+struct Smem {
+  struct Stage {
+    uint8_t filters[2 * T::kFilterPlane];  // the hi plane, then the lo plane
+    uint8_t windows[2 * T::kWindowPlane];
+  };
+  alignas(1024) Stage stage[T::kStages];
+  Accumulators totals[kConsumers];  // of the chunks before
+  Windows windows[kConsumers];
+  uint64_t full[T::kStages], empty[T::kStages];
+};
+static_assert(sizeof(Smem<Tile<128>>) <= kMaxSharedMemory);
+static_assert(sizeof(Smem<Tile<64>>) <= kMaxSharedMemory);
+
+struct Params {
+  CUtensorMap map;
+  Convolution conv;
+  WindowSizes sizes;
+  SplitImages images;
+  Presplit filters;
+  FastDivmod filter_tiles;
+  int64_t tiles;
+  int steps, channel_steps;    // of K, and of a tap
+  bool has_depth;              // of the map
+  Accumulators* partial_sums;  // if blocks share the chunks of a tile: (tile, chunk, consumer)
+};
+
+// The chunks that a block sums: all of them, or those of the grid's y.
+struct Chunks {
+  int first, end;
+  __device__ explicit Chunks(const Params& params) {
+    const auto all = static_cast<unsigned>(chunks_of(params));
+    first = static_cast<int>(blockIdx.y * all / gridDim.y);
+    end = static_cast<int>((blockIdx.y + 1) * all / gridDim.y);
+  }
+  __device__ static int chunks_of(const Params& params) {
+    return (params.steps + kStepsOfChunk - 1) / kStepsOfChunk;
+  }
+};
+// The steps before the first one of a chunk.
+__device__ inline int steps_before(const Params& params, int chunk) {
+  return min(chunk * kStepsOfChunk, params.steps);
+}
+
+template <class T>
+struct TilePlace {
+  int64_t filter, window;
+  __device__ TilePlace(const Params& params, int64_t tile) {
+    const int64_t of_windows = params.filter_tiles.divide(tile);
+    filter = (tile - of_windows * params.filter_tiles.by) * T::kFilters;
+    window = of_windows * T::kWindows;
+  }
+};
+
+// --- Producer ------------------------------------------------------------------------------------
+
+// Loads the steps of all of the block's tiles; one thread.
+template <class T>
+__device__ void produce(const Params& params, Smem<T>& smem) {
+  const Convolution& conv = params.conv;
+  const Chunks chunks(params);
+  const int first_step = steps_before(params, chunks.first);
+  const int end_step = steps_before(params, chunks.end);
+  ptx::PipelineState pipe{.stages = T::kStages, .parity = 1};
+  ptx::pdl_wait();
+  for (int64_t index = blockIdx.x; index < params.tiles; index += gridDim.x) {
+    const TilePlace<T> tile(params, index);
+    const Window window(params.sizes, tile.window);
+    int coords[5] = {0, window.first(conv, 2), window.first(conv, 1), window.first(conv, 0),
+                     static_cast<int>(window.image)};
+    // A tile of the presplit may hold two of ours, one after another in each plane.
+    const int64_t presplit_tile = tile.filter / Presplit::kRows;
+    const int in_presplit = static_cast<int>(tile.filter % Presplit::kRows);
+    const int presplit_rows = params.filters.tile_rows(presplit_tile);
+    const int presplit_plane = Presplit::plane_bytes(presplit_rows);
+    const int filter_bytes = Presplit::plane_bytes(min(presplit_rows - in_presplit, T::kFilters));
+    const uint8_t* filters = params.filters.hi_lo +
+                             params.filters.step_offset(0, presplit_tile, first_step) +
+                             Presplit::plane_bytes(in_presplit);
+    Tap tap(conv, first_step / params.channel_steps);
+    int step_of_tap = first_step % params.channel_steps;
+    for (int step = first_step; step < end_step; ++step, pipe.advance()) {
+      typename Smem<T>::Stage& stage = smem.stage[pipe.stage];
+      uint64_t* full = &smem.full[pipe.stage];
+      const uint16_t offsets[3] = {static_cast<uint16_t>(tap.at[2] * conv.dilation[2]),
+                                   static_cast<uint16_t>(tap.at[1] * conv.dilation[1]),
+                                   static_cast<uint16_t>(tap.at[0] * conv.dilation[0])};
+      ptx::mbarrier_wait(&smem.empty[pipe.stage], pipe.parity);
+      ptx::arrive_expect_tx(full, 2 * (T::kWindowPlane + filter_bytes));
+      NO_UNROLL
+      for (int part = 0; part < 2; ++part) {
+        ptx::bulk_load(stage.filters + part * T::kFilterPlane, filters + part * presplit_plane,
+                       filter_bytes, full);
+        uint8_t* to = stage.windows + part * T::kWindowPlane;
+        coords[0] = (step_of_tap * 2 + part) * kK;
+        if (params.has_depth) {
+          ptx::tma_load_im2col(to, &params.map, coords, offsets, full);
+        } else {
+          ptx::tma_load_im2col_2d(to, &params.map, coords, offsets, full);
+        }
+      }
+      filters += 2 * presplit_plane;
+      if (++step_of_tap == params.channel_steps) step_of_tap = 0, tap.advance(conv);
+    }
+  }
+}
+
+// --- Products ------------------------------------------------------------------------------------
+
+// A thread of a consumer warpgroup, and the part of a tile that it multiplies. Accumulator i is of
+// filter `filter + i / 2 % 2 * 8` and of window `window + i / 4 * 8 + i % 2`, both in the part.
+template <class T>
+struct Consumer {
+  int warpgroup, thread, filter, window;
+
+  __device__ Consumer(int of_warpgroup, int of_thread)
+      : warpgroup(of_warpgroup),
+        thread(of_thread),
+        filter(thread / 32 * 16 + thread % 32 / 4),
+        window(thread % 4 * 2) {}
+  // The first filter and window of the part in the tile.
+  __device__ int first_filter() const { return T::kShareWindows ? warpgroup * 64 : 0; }
+  __device__ int first_window() const { return T::kShareWindows ? 0 : warpgroup * 128; }
+  __device__ int barrier() const { return 1 + warpgroup; }
+  // Tells the producer that this warp has read a stage.
+  __device__ void release(Smem<T>& smem, int stage) const {
+    if (thread % 32 == 0) ptx::mbarrier_arrive(&smem.empty[stage]);
+  }
+};
+
+// The descriptors of a stage's operands.
+template <class T>
+__device__ Operands operands_of(const typename Smem<T>::Stage& stage, const Consumer<T>& me) {
+  const uint8_t* filters = stage.filters + Presplit::plane_bytes(me.first_filter());
+  const uint8_t* windows = stage.windows + Presplit::plane_bytes(me.first_window());
+  return {wgmma::descriptor(filters), wgmma::descriptor(filters + T::kFilterPlane),
+          wgmma::descriptor(windows), wgmma::descriptor(windows + T::kWindowPlane)};
+}
+
+// --- Windows of a tile ---------------------------------------------------------------------------
+
+// Fills the table of a consumer's windows; each thread has one. Windows beyond the last one are
+// that one.
+__device__ void fill(Windows& windows, const Params& params, int64_t first, int thread,
+                     int barrier) {
+  const int64_t last = params.conv.windows() - 1;
+  const Window window(params.sizes, min(first + thread, last));
+  const int64_t offset = window.offset_in_y(params.conv);
+  const ImageScale& scale = params.images.scales[window.image];
+  const float inverse_scale = scale.inverse_scale(params.images.small_numbers[window.image]);
+  ptx::named_barrier_sync(barrier, kWarpgroup);  // the last tile's have been read
+  windows.inverse_scales[thread] = inverse_scale;
+  windows.low_offset[thread] = static_cast<uint32_t>(offset);
+  windows.high_offset[thread] = static_cast<uint16_t>(offset >> 32);
+  ptx::named_barrier_sync(barrier, kWarpgroup);
+}
+
+// --- Epilogue ------------------------------------------------------------------------------------
+
+// Sums an element in the chunked order, which all threads of a warp ask for.
+__device__ float recompute_by_warp(const Params& params, int64_t filter, int64_t window) {
+  const Convolution& conv = params.conv;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const Window at(params.sizes, window);
+  Tap tap(conv, 0);
+  float total = kAddIdentity<float>, sum = 0;
+  for (int step = 0; step < params.steps;) {
+    const Pixel pixel(conv, at, tap);
+    const float* w = conv.w.data + filter * conv.w.image;
+    UNROLL
+    for (int d = 0; d < kSpatialDims; ++d) w += tap.at[d] * conv.w.spatial[d];
+    for (int64_t channel = lane; channel < params.channel_steps * kK + lane; channel += kK) {
+      const bool exists = channel < conv.channels;
+      const float of_w = exists ? __ldg(w + channel * conv.w.channel) : 0.0f;
+      const float of_x = exists && pixel.exists
+                             ? __ldg(conv.x.data + pixel.offset + channel * conv.x.channel)
+                             : 0.0f;
+      UNROLL
+      for (int i = 0; i < kK; ++i) {
+        sum = fused_multiply_add(__shfl_sync(~0u, of_x, i), __shfl_sync(~0u, of_w, i), sum);
+      }
+      if (++step % kStepsOfChunk == 0) total += sum, sum = 0;
+    }
+    tap.advance(conv);
+  }
+  return params.steps % kStepsOfChunk == 0 ? total : total + sum;
+}
+
+// A thread's elements of C from accumulator `first` on: where they begin, and which exist.
+struct Elements {
+  int64_t filter, window;  // of accumulator 0
+  int first;
+  int64_t filters, windows;  // that exist from there on
+
+  __device__ int64_t filter_of(int i) const { return i / 2 % 2 * 8; }
+  __device__ int window_of(int i) const { return (first + i) / 4 * 8 + i % 2; }
+  __device__ bool has(int i) const { return filter_of(i) < filters && window_of(i) < windows; }
+};
+
+// Recomputes the sums that are NaN, and adds bias and activation. The sums are in shared memory, so
+// that the loop need not be unrolled.
+template <int kCount>
+__device__ void finish_each(const Params& params, const Elements& at,
+                                         float4 (&staging)[kCount / 4][kWarpgroup], int thread) {
+  const Convolution& conv = params.conv;
+  NO_UNROLL
+  for (int i = 0; i < kCount; ++i) {
+    float& staged = reinterpret_cast<float*>(&staging[i / 4][thread])[i % 4];
+    float value = staged;
+    const int64_t filter = at.filter + at.filter_of(i), window = at.window + at.window_of(i);
+    unsigned flagged = __ballot_sync(~0u, at.has(i) && isnan(value));
+    for (; flagged != 0; flagged &= flagged - 1) {
+      const int lane = __ffs(static_cast<int>(flagged)) - 1;
+      const float sum = recompute_by_warp(params, __shfl_sync(~0u, filter, lane),
+                                          __shfl_sync(~0u, window, lane));
+      if (thread % 32 == lane) value = sum;
+    }
+    if (conv.bias != nullptr && at.has(i)) {
+      value += __ldg(conv.bias + filter * conv.bias_stride);
+    }
+    staged = activate(conv.activation, value);
+  }
+}
+
+// Finishes and stores a thread's sums. `windows` begins with those of accumulator 0 of the thread.
+template <int kCount>
+__device__ void store(const Params& params, const Elements& at, const Windows& windows,
+                      int first_window, float4 (&staging)[kCount / 4][kWarpgroup], int thread,
+                      float (&sum)[kCount]) {
+  const Convolution& conv = params.conv;
+  bool plain = conv.activation == Activation::kNone || conv.activation == Activation::kRelu;
+  UNROLL
+  for (const float each : sum) plain &= !isnan(each);
+  if (!__all_sync(~0u, plain)) {
+    UNROLL
+    for (int i = 0; i < kCount; i += 4) {
+      staging[i / 4][thread] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
+    }
+    finish_each<kCount>(params, at, staging, thread);
+    UNROLL
+    for (int i = 0; i < kCount; i += 4) {
+      const float4 x4 = staging[i / 4][thread];
+      sum[i] = x4.x, sum[i + 1] = x4.y, sum[i + 2] = x4.z, sum[i + 3] = x4.w;
+    }
+  } else {
+    if (conv.bias != nullptr) {
+      const float* bias = conv.bias + at.filter * conv.bias_stride;
+      const float first = at.filters > 0 ? __ldg(bias) : 0.0f;
+      const float second = at.filters > 8 ? __ldg(bias + 8 * conv.bias_stride) : 0.0f;
+      UNROLL
+      for (int i = 0; i < kCount; i += 4) {
+        sum[i] += first, sum[i + 1] += first, sum[i + 2] += second, sum[i + 3] += second;
+      }
+    }
+    if (conv.activation == Activation::kRelu) {
+      UNROLL
+      for (float& each : sum) each = activate(Activation::kRelu, each);
+    }
+  }
+  float* y = conv.y.data + at.filter * conv.y.channel;
+  UNROLL
+  for (int i = 0; i < kCount; i += 4) {
+    const int window = at.window_of(i);
+    if (window >= at.windows) break;
+    const int64_t offset = windows.offset(first_window + window);
+    const int64_t next = windows.offset(first_window + window + 1);
+    float* to = y + offset;
+    const bool is_pair = next == offset + 1 && window + 1 < at.windows &&
+                         reinterpret_cast<uintptr_t>(to) % sizeof(float2) == 0;
+    UNROLL
+    for (int down = 0; down < 2; ++down, to += 8 * conv.y.channel) {
+      if (down * 8 >= at.filters) break;
+      const float2 x2 = {sum[i + down * 2], sum[i + down * 2 + 1]};
+      if (is_pair && reinterpret_cast<uintptr_t>(to) % sizeof(float2) == 0) {
+        *reinterpret_cast<float2*>(to) = x2;
+      } else {
+        *to = x2.x;
+        if (window + 1 < at.windows) to[next - offset] = x2.y;
+      }
+    }
+  }
+}
+
+__device__ inline Accumulators& sums_of_chunk(const Params& params, int64_t tile, int chunk,
+                                              int consumer) {
+  return params.partial_sums[(tile * Chunks::chunks_of(params) + chunk) * kConsumers + consumer];
+}
+
+template <class T>
+__device__ Elements elements_of(const Params& params, const TilePlace<T>& tile,
+                                const Consumer<T>& me, int first) {
+  Elements at{.filter = tile.filter + me.first_filter() + me.filter,
+              .window = tile.window + me.first_window() + me.window,
+              .first = first};
+  at.filters = params.conv.filters - at.filter, at.windows = params.conv.windows() - at.window;
+  return at;
+}
+
+// --- Kernels -------------------------------------------------------------------------------------
+
+// The inverse scales of a thread's two filters in a chunk.
+__device__ inline void load_filter_scales(const Presplit& filters, int chunk, int64_t filter,
+                                          float (&scales)[2]) {
+  const float* of_filters = filters.inverse_scales + chunk * filters.padded_rows() + filter;
+  UNROLL
+  for (int i = 0; i < 2; ++i) {
+    scales[i] = filter + i * 8 < filters.padded_rows() ? of_filters[i * 8] : 1.0f;
+  }
+}
+
+template <int kPromote, class T>
+__device__ void consume(const Params& params, Smem<T>& smem) {
+  const Consumer<T> me(static_cast<int>(threadIdx.x / kWarpgroup) - 1,
+                       static_cast<int>(threadIdx.x % kWarpgroup));
+  const Chunks chunks(params);
+  Accumulators& totals = smem.totals[me.warpgroup];
+  Windows& windows = smem.windows[me.warpgroup];
+  ptx::PipelineState pipe{.stages = T::kStages};
+  ptx::pdl_wait();
+  for (int64_t index = blockIdx.x; index < params.tiles; index += gridDim.x) {
+    const TilePlace<T> tile(params, index);
+    const int64_t first_window = tile.window + me.first_window();
+    fill(windows, params, first_window, me.thread, me.barrier());
+    const int64_t filter = tile.filter + me.first_filter() + me.filter;
+    float low[kElements], total[kElements];
+    for (int chunk = chunks.first; chunk < chunks.end; ++chunk) {
+      const int steps = steps_before(params, chunk + 1) - steps_before(params, chunk);
+      const int last = multiply_chunk<kPromote>(
+          smem.full, pipe, steps, low, total,
+          [&](int stage) { return operands_of(smem.stage[stage], me); },
+          [&](int stage) { me.release(smem, stage); });
+      float filter_scales[2];
+      load_filter_scales(params.filters, chunk, filter, filter_scales);
+      float2 window_scales[kElements / 4];
+      UNROLL
+      for (int j = 0; j < kElements / 4; ++j) {
+        window_scales[j] =
+            *reinterpret_cast<const float2*>(&windows.inverse_scales[me.window + j * 8]);
+      }
+      wgmma::wait_group<0>();
+      wgmma::fence_operand(low);
+      me.release(smem, last);
+      descale_chunk(total, low, filter_scales, window_scales, kPromote);
+      if (gridDim.y > 1) {
+        store_sums(sums_of_chunk(params, index, chunk, me.warpgroup), me.thread, total);
+      } else {
+        add_to_totals(totals, me.thread, chunk > 0, chunk + 1 < chunks.end, total);
+      }
+    }
+    if (gridDim.y > 1) continue;
+    store(params, elements_of(params, tile, me, 0), windows, me.window, totals, me.thread, total);
+  }
+}
+
+template <int kPromote, int kFilters>
+__global__ void __launch_bounds__(kThreads, 1)
+    conv_fp16x3_kernel(const __grid_constant__ Params params) {
+  using T = Tile<kFilters>;
+  extern __shared__ __align__(1024) uint8_t smem_bytes[];
+  Smem<T>& smem = *reinterpret_cast<Smem<T>*>(smem_bytes);
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init_stages(T::kStages, smem.full, 1, smem.empty, kConsumers * kWarpgroup / 32);
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  ptx::pdl_launch_dependents();
+  if (threadIdx.x >= kWarpgroup) {
+    ptx::setmaxnreg_inc<240>();
+    consume<kPromote>(params, smem);
+  } else {
+    ptx::setmaxnreg_dec<24>();
+    if (threadIdx.x < 32 && ptx::elect_one()) produce(params, smem);
+  }
+}
+
+// Adds the sums of chunks in order. A block has some elements of each thread of a consumer.
+constexpr int kReduceElements = 16, kReduceParts = kElements / kReduceElements;
+
+template <int kFilters>
+__global__ void __launch_bounds__(kWarpgroup)
+    conv_split_k_reduce_kernel(const __grid_constant__ Params params) {
+  __shared__ float4 staging[kReduceElements / 4][kWarpgroup];
+  __shared__ Windows windows;
+  ptx::pdl_wait();
+  const auto part = static_cast<int>(blockIdx.x % kReduceParts);
+  const int64_t index = blockIdx.x / kReduceParts;
+  const Consumer<Tile<kFilters>> me(static_cast<int>(index % kConsumers),
+                                    static_cast<int>(threadIdx.x));
+  const TilePlace<Tile<kFilters>> tile(params, index / kConsumers);
+  fill(windows, params, tile.window + me.first_window(), me.thread, me.barrier());
+  float sum[kReduceElements];
+  add_sums(&sums_of_chunk(params, index / kConsumers, 0, me.warpgroup), kConsumers,
+           Chunks::chunks_of(params), part * kReduceElements, me.thread, sum);
+  store(params, elements_of(params, tile, me, part * kReduceElements), windows, me.window, staging,
+        me.thread, sum);
+}
+
+// --- The host's side -----------------------------------------------------------------------------
+
+namespace {
+
+struct Plan {
+  int filters;       // of a tile
+  int64_t tiles, k_splits;
+  double time;       // in those of a chunk of a tile
+
+  Plan(const Convolution& conv, int of_filters, int64_t sms) : filters(of_filters) {
+    const int windows = 128 * 128 / filters;
+    tiles = ceil_div(conv.windows(), windows) * ceil_div(conv.filters, filters);
+    const int64_t chunks = ceil_div(conv.k(), kChunk);
+    const double length = static_cast<double>(conv.k()) / static_cast<double>(kChunk);
+    // The times are those of chunks; the reduction reads and writes each sum once more.
+    constexpr double kReduce = 0.25, kReduceEach = 0.03;
+    k_splits = 1;
+    time = static_cast<double>(ceil_div(tiles, sms)) * length;
+    const double reduce =
+        kReduce + kReduceEach * static_cast<double>(ceil_div(tiles * chunks, sms));
+    for (int64_t splits = 2; splits <= chunks; ++splits) {
+      // Blocks with fewer chunks, or with the last one, which may be short, fill the gaps.
+      const int64_t longest = ceil_div(chunks, splits);
+      const int64_t long_ones = tiles * (splits * longest == chunks ? splits - 1
+                                                                    : splits - (splits * longest - chunks));
+      const double waves = static_cast<double>(ceil_div(std::max(long_ones, tiles), sms) * longest);
+      const double work = static_cast<double>(tiles) * length / static_cast<double>(sms);
+      if (std::max(waves, work) + reduce >= time) continue;
+      k_splits = splits, time = std::max(waves, work) + reduce;
+    }
+  }
+};
+
+// Tiles of 64 filters, if they leave less of the last one empty.
+Plan plan_of(const Convolution& conv, int64_t sms) {
+  const Plan wide(conv, 128, sms), narrow(conv, 64, sms);
+  return narrow.time < wide.time ? narrow : wide;
+}
+
+struct Buffers {
+  SplitImages images;
+  Presplit filters;
+  Accumulators* partial_sums;
+
+  Buffers(const Convolution& conv, const Plan& plan, const SplitImages& images,
+          Workspace& workspace)
+      : images(images), filters{.rows = conv.filters, .k = conv.k()} {
+    filters.hi_lo = workspace.take<uint8_t>(filters.matrix_bytes()).data();
+    filters.inverse_scales = workspace.take<float>(filters.matrix_groups()).data();
+    const int64_t chunks = plan.k_splits > 1 ? ceil_div(conv.k(), kChunk) : 0;
+    partial_sums = workspace.take<Accumulators>(plan.tiles * chunks * kConsumers).data();
+  }
+};
+
+void split_filters(const Convolution& conv, const Presplit& presplit, const Context& context) {
+  FilterTaps taps{
+      .channels = static_cast<unsigned>(conv.channels),
+      .padded_channels = static_cast<unsigned>(conv.padded_channels()),
+      .count = {static_cast<unsigned>(conv.taps[1]), static_cast<unsigned>(conv.taps[2])}};
+  std::copy_n(conv.w.spatial, kSpatialDims, taps.stride);
+  const Matrix matrix{
+      .data = conv.w.data, .row_stride = conv.w.image, .col_stride = conv.w.channel};
+  launch_split_filters({.matrix = matrix, .batch = {}, .presplit = presplit}, taps, context);
+}
+
+template <int kFilters>
+void launch(const Params& params, const Plan& plan, const Context& context) {
+  constexpr size_t kBytes = sizeof(Smem<Tile<kFilters>>);
+  const auto kernel = fp16x3::promotion(params.conv.k()) == 16 ? conv_fp16x3_kernel<16, kFilters>
+                                                               : conv_fp16x3_kernel<32, kFilters>;
+  allow_shared_memory(kernel, kBytes);
+  const int64_t blocks =
+      plan.k_splits > 1 ? plan.tiles : std::min<int64_t>(plan.tiles, context.sms);
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(plan.k_splits));
+  launch_pdl(kernel, grid, kThreads, kBytes, context, params);
+  if (plan.k_splits == 1) return;
+  const auto parts = static_cast<unsigned>(plan.tiles * kConsumers * kReduceParts);
+  launch_pdl(conv_split_k_reduce_kernel<kFilters>, parts, kWarpgroup, 0, context, params);
+}
+
+void run(const Convolution& conv, const Plan& plan, const Buffers& buffers,
+         const Context& context) {
+  Params params{};
+  params.map = im2col_map(conv, buffers.images.hi_lo, 128 * 128 / plan.filters,
+                          has_depth(conv));
+  params.conv = conv;
+  params.sizes = WindowSizes::of(conv);
+  params.images = buffers.images, params.filters = buffers.filters;
+  params.filter_tiles =
+      FastDivmod::of(static_cast<uint32_t>(ceil_div(conv.filters, plan.filters)));
+  params.tiles = plan.tiles;
+  params.steps = static_cast<int>(conv.k() / kK);
+  params.channel_steps = static_cast<int>(conv.padded_channels() / kK);
+  params.has_depth = has_depth(conv);
+  params.partial_sums = buffers.partial_sums;
+  plan.filters == 64 ? launch<64>(params, plan, context) : launch<128>(params, plan, context);
+}
+
+}  // namespace
+}  // namespace conv
+
+int64_t conv_fp16x3_workspace(std::span<const Convolution> convs, int64_t sms) {
+  using namespace conv;
+  Workspace images;
+  if (!convs.empty()) SplitImages::take(convs.front(), images);
+  int64_t most = 0;  // of the rest, which convolutions use one after another
+  for (const Convolution& conv : convs) {
+    most = std::max(most, workspace_bytes([&](Workspace& each) {
+      Buffers(conv, plan_of(conv, sms), {}, each);
+    }));
+  }
+  return images.bytes() + most;
+}
+
+bool launch_conv_fp16x3(std::span<const Convolution> convs, const Context& context) {
+  using namespace conv;
+  if (convs.empty()) return true;
+  void* memory = context.allocate(conv_fp16x3_workspace(convs, context.sms));
+  if (memory == nullptr) return false;
+  Workspace workspace(memory);
+  const SplitImages images = SplitImages::take(convs.front(), workspace);
+  for (const Convolution& conv : convs) {
+    Workspace rest(static_cast<std::byte*>(memory) + workspace.bytes());
+    const Plan plan = plan_of(conv, context.sms);
+    const Buffers buffers(conv, plan, images, rest);
+    split_filters(conv, buffers.filters, context);
+    if (&conv == &convs.front()) launch_split_images(conv, images, context);
+    run(conv, plan, buffers, context);
+  }
+  return true;
+}
+
+}  // namespace tiled::cuda

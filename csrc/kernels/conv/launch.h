@@ -1,0 +1,18 @@
+#pragma once
+// Convolutions on a GPU.
+
+#include <span>
+
+#include "core/context.h"
+#include "core/convolution.h"
+
+namespace tiled::cuda {
+
+// Computes convolutions of the same images on Hopper, each of which fits_im2col(), and has images,
+// channels and filters. Returns false, with no y touched, if there is no memory for the workspace.
+bool launch_conv_fp16x3(std::span<const Convolution> convs, const Context& context);
+
+// The bytes of the workspace on a GPU with `sms` SMs.
+int64_t conv_fp16x3_workspace(std::span<const Convolution> convs, int64_t sms);
+
+}  // namespace tiled::cuda

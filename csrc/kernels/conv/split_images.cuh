@@ -1,0 +1,44 @@
+#pragma once
+// Splits images into fp16 parts, as the convolution loads them by TMA.
+
+#include <cstdint>
+
+#include "core/context.h"
+#include "core/convolution.h"
+#include "core/order_convolution.h"
+#include "kernels/common/workspace.h"
+
+namespace tiled::cuda::conv {
+
+// The range of magnitudes of some numbers, which decides their scale. All zeros say that there are
+// none but 0.
+struct ImageRange {
+  uint32_t largest;           // magnitude bits
+  uint32_t least_complement;  // ~(magnitude bits - 1) of the least number except 0
+  uint32_t bits;              // bitwise or of all magnitudes
+};
+
+// Images split into parts: (image, depth, height, width, step of channels, hi or lo, channel).
+struct SplitImages {
+  static constexpr int kParts = 64;  // of an image, at most, of which ranges are found
+
+  uint8_t* hi_lo = nullptr;
+  ImageScale* scales = nullptr;      // of each image
+  uint32_t* small_numbers = nullptr;  // in each image
+  ImageRange* ranges = nullptr;     // of the parts of each image
+
+  static SplitImages take(const Convolution& conv, Workspace& workspace) {
+    SplitImages split;
+    const int64_t pixels = conv.images * conv.in_pixels();
+    split.hi_lo = workspace.take<uint8_t>(pixels * conv.padded_channels() * 4).data();
+    split.scales = workspace.take<ImageScale>(conv.images).data();
+    split.small_numbers = workspace.take<uint32_t>(conv.images).data();
+    split.ranges = workspace.take<ImageRange>(conv.images * kParts).data();
+    return split;
+  }
+};
+
+void launch_split_images(const Convolution& conv, const SplitImages& images,
+                         const Context& context);
+
+}  // namespace tiled::cuda::conv
