@@ -7,8 +7,8 @@
 namespace tiled::h200 {
 
 // From the launch until the first block multiplies, and from the last block's end to the kernel's.
-inline constexpr double kLaunchFp16x3Wgmma = 10000, kLaunchFp16x3Small = 2760;
-inline constexpr double kLaunchFp16x3Skinny = 5200, kLaunchFp16x3Fused = 21000;
+inline constexpr double kLaunchFp16x3Wgmma = 10000, kLaunchFp16x3Small = 2540;
+inline constexpr double kLaunchFp16x3Skinny = 5200, kLaunchFp16x3Fused = 22700;
 inline constexpr RewriteCost kSplitFp16x3{0.57, 193.8};
 
 // fp16x3_cluster: rows of A and columns of B. 24 columns share 256 among eleven clusters of seven,
@@ -74,8 +74,8 @@ struct Fp16x3 {
   static constexpr double kClusterShared = 11000, kClusterCopy = 0.59, kClusterTile = 1.5;
   // fp16x3_small: the chain, for one k; a tile of an SM, and for one k each of its operand rows
   // and each of its products.
-  static constexpr double kSmallK = 5.96, kSmallTile = 2620, kSmallProduct = 0.0189;
-  static constexpr double kSmallVectors = 0.038, kSmallElements = 0.138;
+  static constexpr double kSmallK = 5.48, kSmallTile = 2410, kSmallProduct = 0.0174;
+  static constexpr double kSmallVectors = 0.035, kSmallElements = 0.127;
   // fp16x3_direct. A block that is alone on an SM: once, for each tile and each of its elements,
   // for each k of a tile, and for each operand row and k that a warp loads.
   static constexpr double kDirectBlock = 2900, kDirectTile = 4240, kDirectElement = 0.745;
@@ -98,8 +98,8 @@ struct Fp16x3 {
   static constexpr double kSkinnyBusy16 = 8.3, kSkinnyBusy32 = 11.1, kSkinnyElements = 2.15;
   // fp16x3_fused: a wave of blocks with 64 or 128 rows, and each k of it; a sum of a chunk, of an
   // SM.
-  static constexpr double kFusedWave64 = 10900, kFusedWave128 = 39700;
-  static constexpr double kFusedK64 = 32.4, kFusedK128 = 21.6, kFusedSum = 0.75;
+  static constexpr double kFusedWave64 = 11800, kFusedWave128 = 42900;
+  static constexpr double kFusedK64 = 35, kFusedK128 = 23.3, kFusedSum = 0.81;
   // Factors of the cycles of kernels that read a complex B in place.
   static constexpr double kDirectComplexB = 0.85, kSkinnyComplexB = 0.9;
   // A tile of fp16x3_thin takes kThinTile, for each k kThinKMajor or kThinMnMajor by the long
