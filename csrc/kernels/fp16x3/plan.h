@@ -121,8 +121,8 @@ inline int64_t fp16x3_cluster_smem(const Problem& p, const Narrow* narrow, int64
 }
 
 // A block that is alone on an SM waits for its copies, for the split, and for its chain of
-// products; blocks that share an SM take its issue slots. `narrow` is null if no operand is a
-// 16-bit one.
+// products; blocks that share an SM take its issue slots. Beside a 16-bit operand, a block that has
+// an SM to itself only waits. `narrow` is null if no operand is a 16-bit one.
 inline Plan fp16x3_cluster_plan_of(const Problem& p, const Narrow* narrow, int64_t sms) {
   using Cost = h200::Fp16x3;
   const int64_t chunks = std::max<int64_t>(1, ceil_div(p.k, kChunk));
