@@ -14,8 +14,8 @@ import torch_tiled
 
 pytestmark = needs_hopper
 
-# fp16x3_cluster copies rows in bulk, from any element of 16 bytes on, elements along K, and elements
-# along rows.
+# fp16x3_cluster copies rows in bulk, from any element of 16 bytes on, elements along K, and
+# elements along rows.
 COPIES = {name: load for name, load in LOADS.items() if name != "one row for all"} | {
     "along shifted rows": lambda x: torch.cat([x[:1], x]).mT.contiguous().mT[1:],
 }
