@@ -3,10 +3,12 @@
 // Idea: a product is latency-bound if its operands fit in the shared memory of all blocks together:
 // it waits for memory, and for the chain of low products along a chunk. Here it waits for each of
 // them once, everywhere at the same time. A block holds a tile's operand rows for one chunk: rows
-// of A, and columns of B. A row comes by one bulk copy, or by elements if it is not K-major or
-// not aligned; a warp finds its largest magnitude and splits it in place. Some warps multiply by
-// mma.sync and send their sums to the first block of the cluster, which adds all chunks' sums in
-// order.
+// of A, and columns of B. A row comes by one bulk copy, or by elements if it is not K-major; a warp
+// finds its largest magnitude and splits it in place. Some warps multiply by mma.sync and send
+// their sums to the first block of the cluster, which adds all chunks' sums in order.
+//
+// A bulk copy has 16-byte aligned ends. That of an unaligned row begins up to three elements before
+// the row, and up to three elements at the row's end come by cp.async; the split closes the gap.
 //
 // A 16-bit operand is read in place. Its rows are left with hi parts alone, in half the memory, and
 // one product of lo parts takes the place of two. A warp that multiplies a wide row splits that
@@ -293,18 +295,6 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads, 1)
   const int cols = static_cast<int>(min(b.count - first_col(params), int64_t{b.tile}));
   uint8_t* const rows_smem = smem_bytes + sizeof(Smem);
   uint8_t* const cols_smem = rows_smem + rows * a.pitch;
-  // Whether it is a row of B, its index in its operand, and whether it is a 16-bit one.
-  const auto row_of = [&](int i) {
-    struct Row {
-      uint8_t* smem;
-      int index;
-      bool is_b, is_narrow;
-    };
-    const bool is_b = i >= rows;
-    const int index = is_b ? i - rows : i;
-    return Row{is_b ? cols_smem + index * b.pitch : rows_smem + index * a.pitch, index, is_b,
-               kNarrow == (is_b ? NarrowSide::kB : NarrowSide::kA)};
-  };
   const int tiles_down = (rows + 15) / 16, warp_tiles = tiles_down * ((cols + 15) / 16);
   const int sums_count = tiles_down * ((cols + 7) / 8) * kMmaElements;
   // The sums of the cluster's chunks. The first of them has all earlier rounds', too.
@@ -325,6 +315,24 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads, 1)
     return from;
   };
   const int64_t from_a = first_element(false), from_b = first_element(true);
+  // Whether it is a row of B, its index in its operand, whether it is a 16-bit one, and `shift`:
+  // the elements before it that its bulk copy begins with.
+  const auto row_of = [&](int i) {
+    struct Row {
+      uint8_t* smem;
+      int index, shift;
+      bool is_b, is_narrow;
+    };
+    const bool is_b = i >= rows, is_narrow = kNarrow == (is_b ? NarrowSide::kB : NarrowSide::kA);
+    const int index = is_b ? i - rows : i;
+    const OperandParams& operand = params.operands[is_b];
+    const auto address =
+        reinterpret_cast<uintptr_t>(static_cast<const float*>(operand.data) +
+                                    (is_b ? from_b : from_a) + index * operand.row_stride);
+    const bool may_shift = operand.copy == RowCopy::kBulk && !is_narrow;
+    return Row{is_b ? cols_smem + index * b.pitch : rows_smem + index * a.pitch, index,
+               may_shift ? static_cast<int>(address % 16 / sizeof(float)) : 0, is_b, is_narrow};
+  };
   ptx::pdl_wait();
   NO_UNROLL
   for (int first = 0, parity = 0; first < chunks; first += cluster, parity ^= 1) {
@@ -332,21 +340,25 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads, 1)
     const int length = static_cast<int>(max(min(params.k - k, int64_t{kChunk}), int64_t{0}));
     const int padded = (length + kSplitStep - 1) / kSplitStep * kSplitStep;
     const int in_round = min(chunks - first, cluster);
-    if (lane == 0) {
-      NO_UNROLL
-      for (int i = warp; i < rows + cols && length > 0; i += warps) {
-        const auto row = row_of(i);
-        const OperandParams& operand = params.operands[row.is_b];
-        if (operand.copy != RowCopy::kBulk) continue;
-        const int64_t from = (row.is_b ? from_b : from_a) + k + row.index * operand.row_stride;
-        const int size = row.is_narrow ? 2 : 4;
-        ptx::arrive_expect_tx(&smem.row_full[i], length * size);
-        ptx::bulk_load(row.smem, static_cast<const uint8_t*>(operand.data) + from * size,
-                       length * size, &smem.row_full[i]);
+    NO_UNROLL
+    for (int i = warp; i < rows + cols && length > 0; i += warps) {
+      const auto row = row_of(i);
+      const OperandParams& operand = params.operands[row.is_b];
+      if (operand.copy != RowCopy::kBulk) continue;
+      const int size = row.is_narrow ? 2 : 4;
+      const int end = (row.shift + length) * size, aligned_end = end / 16 * 16;  // in bytes
+      const int64_t first_k = (row.is_b ? from_b : from_a) + row.index * operand.row_stride;
+      const uint8_t* from =
+          static_cast<const uint8_t*>(operand.data) + (first_k + k - row.shift) * size;
+      if (lane == 0) {
+        ptx::arrive_expect_tx(&smem.row_full[i], aligned_end);
+        if (aligned_end > 0) ptx::bulk_load(row.smem, from, aligned_end, &smem.row_full[i]);
+      } else if (const int at = aligned_end + lane * 4 - 4; at < end) {
+        ptx::cp_async_4_zfill(row.smem + at, from + at, 4);
       }
-      if (warp == 0 && rank == 0 && cluster > 1) {
-        ptx::arrive_expect_tx(&smem.sums_full, in_round * sums_count * 4);
-      }
+    }
+    if (threadIdx.x == 0 && rank == 0 && cluster > 1) {
+      ptx::arrive_expect_tx(&smem.sums_full, in_round * sums_count * 4);
     }
     __syncwarp();
     if (first == 0) ptx::cluster_arrive();
@@ -359,11 +371,9 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads, 1)
       copy_elements(operand, from, is_b ? cols : rows, length,
                     reinterpret_cast<float*>(is_b ? cols_smem : rows_smem), operand.pitch / 4);
     }
-    if (elements) {
-      __pipeline_commit();
-      __pipeline_wait_prior(0);
-      __syncthreads();
-    }
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
+    if (elements) __syncthreads();
     NO_UNROLL
     for (int i = warp; i < rows + cols && length > 0; i += warps) {
       const auto row = row_of(i);
@@ -383,9 +393,10 @@ __global__ void __launch_bounds__(kFp16x3ClusterMostThreads, 1)
       auto* numbers = reinterpret_cast<float*>(row.smem);
       const int swizzled = swizzle(copy, row.index);
       NO_UNROLL
-      for (int at = length + lane; at < padded; at += 32) numbers[at ^ swizzled] = 0;
+      for (int at = length + lane; at < padded; at += 32) numbers[(at + row.shift) ^ swizzled] = 0;
+      if (lane < row.shift) numbers[lane] = 0;
       __syncwarp();
-      smem.inverse_scale[i] = split_row(numbers, length, swizzled / 4);
+      smem.inverse_scale[i] = split_row(numbers, length, swizzled / 4, row.shift);
     }
     __syncthreads();
     if (first == 0) ptx::cluster_wait();

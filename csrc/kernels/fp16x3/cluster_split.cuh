@@ -83,10 +83,18 @@ __device__ inline void copy_elements(const OperandParams& operand, const float* 
 // its hi parts. A warp splits kSplitStep elements at a time.
 inline constexpr int kSplitStep = 128;
 
-// Splits a row in place, and returns its inverse scale. The whole warp calls it. The row has zeros
-// from its end to a multiple of kSplitStep. Vector i of four elements comes from place i ^
-// swizzle, and its parts are left at place i.
-__device__ inline float split_row(float* row, int length, int swizzle) {
+// Four elements from the `shift`-th of eight on.
+__device__ inline float4 shifted(float4 x, float4 next, int shift) {
+  if ((shift & 1) != 0) x = {x.y, x.z, x.w, next.x}, next = {next.y, next.z, next.w, 0};
+  if ((shift & 2) != 0) x = {x.z, x.w, next.x, next.y};
+  return x;
+}
+
+// Splits a row in place, and returns its inverse scale. The whole warp calls it. The row begins at
+// element `shift`, less than four, with zeros before it, and zeros from its end to a multiple of
+// kSplitStep. If `shift` is 0, vector i of four elements comes from place i ^ swizzle. Its parts
+// are left at place i.
+__device__ inline float split_row(float* row, int length, int swizzle, int shift) {
   const int lane = threadIdx.x % 32;
   const auto* from = reinterpret_cast<const float4*>(row) + (lane ^ swizzle);
   auto* to = reinterpret_cast<uint4*>(row) + lane;
@@ -99,13 +107,18 @@ __device__ inline float split_row(float* row, int length, int swizzle) {
       bits |= bits_of(each);
     }
   }
+  if (lane < shift) {  // the elements after the last vector
+    const float each = row[vectors * kSplitStep + lane];
+    largest = max(largest, fp16x3::magnitude_bits(each)), bits |= bits_of(each);
+  }
   largest = __reduce_max_sync(~0u, largest);
   const float scale = fp16x3::scale(largest);
   const bool may_be_coarse = fp16x3::is_coarse(bits, float_of(0x7f800000));
   uint32_t small_numbers = 0;
   float least_number = float_of(0x7f800000);  // except zeros, if the row may be coarse
   _Pragma("unroll 2") for (int i = 0; i < vectors; ++i) {
-    const float4 x = from[i * 32];
+    float4 x = from[i * 32];
+    if (shift != 0) x = shifted(x, from[i * 32 + 1], shift);
     const float scaled[] = {x.x * scale, x.y * scale, x.z * scale, x.w * scale};
     uint4 parts;  // hi, hi, lo, lo
     ptx::split_x2(scaled[0], scaled[1], parts.x, parts.z);

@@ -7,8 +7,8 @@
 namespace tiled::h200 {
 
 // From the launch until the first block multiplies, and from the last block's end to the kernel's.
-inline constexpr double kLaunchFp16x3Wgmma = 10000, kLaunchFp16x3Small = 2760;
-inline constexpr double kLaunchFp16x3Skinny = 5200, kLaunchFp16x3Fused = 17000;
+inline constexpr double kLaunchFp16x3Wgmma = 10000, kLaunchFp16x3Small = 2540;
+inline constexpr double kLaunchFp16x3Skinny = 5200, kLaunchFp16x3Fused = 22700;
 inline constexpr RewriteCost kSplitFp16x3{0.57, 193.8};
 
 // fp16x3_cluster: rows of A and columns of B. 24 columns share 256 among eleven clusters of seven,
@@ -19,6 +19,9 @@ struct Fp16x3ClusterTile {
 inline constexpr Fp16x3ClusterTile kFp16x3ClusterTiles[] = {{16, 8},  {16, 16}, {16, 24}, {16, 32},
                                                             {32, 8},  {32, 16}, {32, 32}, {64, 8},
                                                             {64, 16}, {16, 64}};
+
+// The SMs of 132 that run clusters of one to eight blocks, one on each SM.
+inline constexpr int kFp16x3ClusterSms[] = {132, 132, 117, 120, 110, 102, 105, 120};
 
 // fp16x3_small: the largest tile has few warps; it serves many tiles, which hide each other's
 // latency. A warp multiplies 16 rows by warp_cols columns.
@@ -61,21 +64,18 @@ struct Fp16x3 {
   static constexpr double kReduceChunk = 65;      // a tile's sums of a chunk, by all SMs together
   // fp16x3_cluster. A block that is alone on an SM: for each chunk, for each k, and for each row
   // and k, by the way of copying; less if it has more threads.
-  static constexpr double kClusterLaunch = 8200, kClusterAlone = 410, kClusterK = 2.4;
-  static constexpr double kClusterBulk = 0.245, kClusterKMajor = 0.7, kClusterMnMajor = 0.66;
-  static constexpr double kClusterMoreThreads = 0.64;
+  static constexpr double kClusterLaunch = 4860, kClusterAlone = 4200, kClusterK = 3.28;
+  static constexpr double kClusterBulk = 0.34, kClusterElements = 0.61;
+  static constexpr double kClusterMoreThreads = 0.63;
   // The same for each k beside a 16-bit operand, and for its rows.
-  static constexpr double kClusterNarrowK = 1.0, kClusterNarrow = 0.13;
-  // The part of kClusterShared and so on that counts if a block has an SM to itself, and beside a
-  // 16-bit operand.
-  static constexpr double kClusterOwnSm = 0.8, kClusterNarrowOwnSm = 0;
+  static constexpr double kClusterNarrowK = 1.37, kClusterNarrow = 0.18;
   // What a block takes of an SM that several share: for each chunk, a part of its rows, each warp
   // tile and k.
-  static constexpr double kClusterShared = 3930, kClusterCopy = 0.5, kClusterTile = 3.4;
+  static constexpr double kClusterShared = 11000, kClusterCopy = 0.59, kClusterTile = 1.5;
   // fp16x3_small: the chain, for one k; a tile of an SM, and for one k each of its operand rows
   // and each of its products.
-  static constexpr double kSmallK = 5.96, kSmallTile = 2620, kSmallProduct = 0.0189;
-  static constexpr double kSmallVectors = 0.038, kSmallElements = 0.138;
+  static constexpr double kSmallK = 5.48, kSmallTile = 2410, kSmallProduct = 0.0174;
+  static constexpr double kSmallVectors = 0.035, kSmallElements = 0.127;
   // fp16x3_direct. A block that is alone on an SM: once, for each tile and each of its elements,
   // for each k of a tile, and for each operand row and k that a warp loads.
   static constexpr double kDirectBlock = 2900, kDirectTile = 4240, kDirectElement = 0.745;
@@ -96,7 +96,10 @@ struct Fp16x3 {
   static constexpr double kSkinnyPanel = 14600, kSkinnyPanelRow = 0.24;
   static constexpr double kSkinnyTile = 6700, kSkinnyK = 2.8;
   static constexpr double kSkinnyBusy16 = 8.3, kSkinnyBusy32 = 11.1, kSkinnyElements = 2.15;
-  static constexpr double kFusedRate = 160;
+  // fp16x3_fused: a wave of blocks with 64 or 128 rows, and each k of it; a sum of a chunk, of an
+  // SM.
+  static constexpr double kFusedWave64 = 11800, kFusedWave128 = 42900;
+  static constexpr double kFusedK64 = 35, kFusedK128 = 23.3, kFusedSum = 0.81;
   // Factors of the cycles of kernels that read a complex B in place.
   static constexpr double kDirectComplexB = 0.85, kSkinnyComplexB = 0.9;
   // A tile of fp16x3_thin takes kThinTile, for each k kThinKMajor or kThinMnMajor by the long

@@ -65,7 +65,7 @@ inline bool copies_longer_by_vectors(const Problem& p) {
 
 // How fp16x3_cluster copies the rows of an operand: A's rows, or B's columns.
 enum class RowCopy {
-  kBulk,     // 16-byte aligned rows, one bulk copy each
+  kBulk,     // one bulk copy for a row of adjacent elements
   kKMajor,   // elements; adjacent threads copy adjacent k
   kMnMajor,  // elements; eight adjacent threads copy adjacent rows
 };
@@ -75,8 +75,7 @@ inline RowCopy fp16x3_cluster_copy(const Problem& p, const Narrow* narrow, bool 
                                    int64_t rows) {
   const Matrix matrix = is_a ? p.a : transposed(p.b);
   if (narrow != nullptr && narrow->is_a == is_a) return RowCopy::kBulk;
-  const bool bulk =
-      p.k % 4 == 0 && is_vector_aligned(p.batch, matrix, matrix.col_stride, matrix.row_stride, 4);
+  const bool bulk = matrix.col_stride == 1;
   const bool k_major = rows == 1 || matrix.col_stride <= matrix.row_stride;
   return bulk ? RowCopy::kBulk : k_major ? RowCopy::kKMajor : RowCopy::kMnMajor;
 }
@@ -86,18 +85,17 @@ inline double fp16x3_cluster_row_cycles(const Problem& p, const Narrow* narrow, 
   using Cost = h200::Fp16x3;
   const RowCopy copy = fp16x3_cluster_copy(p, narrow, is_a, rows);
   const bool is_narrow = narrow != nullptr && narrow->is_a == is_a;
-  const double each = is_narrow                  ? Cost::kClusterNarrow
-                      : copy == RowCopy::kBulk   ? Cost::kClusterBulk
-                      : copy == RowCopy::kKMajor ? Cost::kClusterKMajor
-                                                 : Cost::kClusterMnMajor;
+  const double each = is_narrow                ? Cost::kClusterNarrow
+                      : copy == RowCopy::kBulk ? Cost::kClusterBulk
+                                               : Cost::kClusterElements;
   return each * static_cast<double>(copy == RowCopy::kMnMajor ? ceil_div(rows, 8) * 8 : rows);
 }
 
 inline constexpr int64_t kFp16x3MostClusterBlocks = 8;  // which every Hopper GPU can run
-// Returns how many SMs can run clusters of as many blocks, one block each. An H200 runs 15 clusters
-// of seven.
+// Returns how many SMs run clusters of as many blocks at once, one block each. All blocks of a
+// cluster are in one GPC, so some SMs are left over.
 inline int64_t fp16x3_cluster_sms(int64_t sms, int64_t cluster) {
-  return cluster == 7 ? sms * 35 / 44 : sms_for_clusters(sms, cluster);
+  return std::max<int64_t>(sms * h200::kFp16x3ClusterSms[cluster - 1] / 132, 1);
 }
 inline constexpr int kFp16x3ClusterMostThreads = 512;
 // Returns a block's threads. More of them load and split sooner if a block has an SM to itself.
@@ -123,8 +121,8 @@ inline int64_t fp16x3_cluster_smem(const Problem& p, const Narrow* narrow, int64
 }
 
 // A block that is alone on an SM waits for its copies, for the split, and for its chain of
-// products; blocks that share an SM take its issue slots. `narrow` is null if no operand is a
-// 16-bit one.
+// products; blocks that share an SM take its issue slots. Beside a 16-bit operand, a block that has
+// an SM to itself only waits. `narrow` is null if no operand is a 16-bit one.
 inline Plan fp16x3_cluster_plan_of(const Problem& p, const Narrow* narrow, int64_t sms) {
   using Cost = h200::Fp16x3;
   const int64_t chunks = std::max<int64_t>(1, ceil_div(p.k, kChunk));
@@ -152,9 +150,7 @@ inline Plan fp16x3_cluster_plan_of(const Problem& p, const Narrow* narrow, int64
                             k * (copies * Cost::kClusterCopy + warp_tiles * Cost::kClusterTile);
       const auto waves = static_cast<double>(ceil_div(blocks, usable_sms * resident));
       double share = static_cast<double>(blocks) / static_cast<double>(usable_sms);
-      if (rounds == 1 && blocks <= usable_sms) {  // a block has an SM to itself
-        share *= narrow == nullptr ? Cost::kClusterOwnSm : Cost::kClusterNarrowOwnSm;
-      }
+      if (narrow != nullptr && rounds == 1 && blocks <= usable_sms) share = 0;
       const double cycles = Cost::kClusterLaunch + std::max(waves * alone, share * shared);
       keep_faster(best, {.tile = static_cast<int>(i),
                          .m = m,
@@ -202,11 +198,20 @@ inline Plan fp16x3_skinny_plan(const Problem& p, int64_t sms) {
 inline bool fp16x3_fused_accepts(const Problem& p) {
   return fits_tma_coords(p) && is_tma_aligned(p.batch, longer_operand(p));
 }
+// A block multiplies a chunk of 64 or 128 rows of the shorter operand. A kernel before it splits
+// that operand, and one after it adds chunks.
 inline Plan fp16x3_fused_plan(const Problem& p, int64_t sms) {
-  Plan plan = chunk_per_block_plan(p, 64, 128);
-  plan.cycles = h200::kLaunchFp16x3Fused + wave_cycles(plan.blocks, sms, plan.m, plan.n,
-                                                       std::min<int64_t>(p.k, kChunk), 0,
-                                                       h200::Fp16x3::kFusedRate);
+  using Cost = h200::Fp16x3;
+  const int64_t shorter = std::min(p.m, p.n);
+  const bool few_rows = shorter <= 64;
+  Plan plan = chunk_per_block_plan(p, few_rows ? 64 : 128, 128);
+  const auto k = static_cast<double>(std::min<int64_t>(p.k, kChunk));
+  const double wave = few_rows ? Cost::kFusedWave64 + k * Cost::kFusedK64
+                               : Cost::kFusedWave128 + k * Cost::kFusedK128;
+  const auto sums = static_cast<double>(p.batch.count * p.m * p.n * plan.k_splits);
+  plan.cycles = h200::kLaunchFp16x3Fused + static_cast<double>(ceil_div(plan.blocks, sms)) * wave +
+                rewrite_cycles(p, sms, shorter, 0, h200::kSplitFp16x3) +
+                sums * Cost::kFusedSum / static_cast<double>(sms);
   return plan;
 }
 
