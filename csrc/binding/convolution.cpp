@@ -56,7 +56,8 @@ Sizes check_sizes(const char* op, const Shape& x, const Shape& weight,
   if (groups < 1 || weight[0] % groups != 0 || x[1] != weight[1] * groups) {
     fail(op, given + "x must have " + std::to_string(groups) +
                  " times weight's channels, and weight's filters must be a multiple of that, "
-                 "since groups is " + std::to_string(groups));
+                 "since groups is " +
+                 std::to_string(groups));
   }
   sizes.out = {x[0], weight[0]};
   for (int64_t d = 0; d < dims; ++d) {
@@ -251,8 +252,9 @@ std::string explain_conv(const std::vector<int64_t>& x, const std::vector<int64_
                          const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
                          const std::vector<int64_t>& dilation, int64_t groups, bool is_transposed,
                          [[maybe_unused]] int64_t sms) {
-  const Sizes sizes = check_sizes(kOp, Shape(x.begin(), x.end()), Shape(weight.begin(), weight.end()),
-                                  stride, padding, dilation, groups);
+  const Sizes sizes =
+      check_sizes(kOp, Shape(x.begin(), x.end()), Shape(weight.begin(), weight.end()), stride,
+                  padding, dilation, groups);
   const Convolution conv = make_group(sizes, stride, padding, dilation);
   const std::vector<Convolution> convs =
       is_transposed ? transposed(conv, {}, {}) : std::vector<Convolution>{conv};

@@ -48,9 +48,8 @@ std::vector<Group> scales_of(const Convolution& conv) {
       bits |= magnitude;
     });
     const ImageScale scale(largest, least_less_1, bits);
-    for_all([&](float number) {
-      small_numbers += fp16x3::is_small(number, number * scale.scale());
-    });
+    for_all(
+        [&](float number) { small_numbers += fp16x3::is_small(number, number * scale.scale()); });
     scales.push_back({scale.scale(), scale.inverse_scale(small_numbers)});
   }
   return scales;
@@ -116,9 +115,8 @@ void multiply(int64_t rows, int64_t cols, int64_t k, const A& a, const B& b, con
       multiply_fp16x3_chunk(of_a, row_count, of_b, col_count, chunk, promotion, total, low);
       for (int i = 0; i < row_count; ++i) {
         for (int j = 0; j < col_count; ++j) {
-          sums[i][j] +=
-              fp16x3::chunk_sum(total[i][j], low[i][j], of_a[i].group.inverse_scale,
-                                of_b[j].group.inverse_scale, promotion);
+          sums[i][j] += fp16x3::chunk_sum(total[i][j], low[i][j], of_a[i].group.inverse_scale,
+                                          of_b[j].group.inverse_scale, promotion);
         }
       }
     }

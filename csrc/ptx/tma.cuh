@@ -24,28 +24,6 @@ __device__ inline void tma_load(void* smem, const void* map, const int (&coords)
       "r"(shared_address(barrier))
       : "memory");
 }
-// Loads pixels of images by a tensor map in im2col mode: PTX ISA, "im2col mode". `coords` are a
-// channel, the width, height and depth of the first window's first tap, and an image; the loads are
-// by a tap of each window, `offsets` away along width, height and depth.
-__device__ inline void tma_load_im2col(void* smem, const void* map, const int (&coords)[5],
-                                       const uint16_t (&offsets)[3], uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.im2col.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], {%8, %9, %10};" ::"r"(shared_address(smem)),
-      "l"(map), "r"(coords[0]), "r"(coords[1]), "r"(coords[2]), "r"(coords[3]), "r"(coords[4]),
-      "r"(shared_address(barrier)), "h"(offsets[0]), "h"(offsets[1]), "h"(offsets[2])
-      : "memory");
-}
-// The same of images without depth, whose coordinate and offset are left out.
-__device__ inline void tma_load_im2col_2d(void* smem, const void* map, const int (&coords)[5],
-                                          const uint16_t (&offsets)[3], uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.im2col.shared::cluster.global.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8};" ::"r"(shared_address(smem)),
-      "l"(map), "r"(coords[0]), "r"(coords[1]), "r"(coords[2]), "r"(coords[4]),
-      "r"(shared_address(barrier)), "h"(offsets[0]), "h"(offsets[1])
-      : "memory");
-}
 // Loads with an L2 cache policy. Do not use it for boxes that several SMs read at about the same
 // time: L2 merges their requests only when they carry no policy.
 __device__ inline void tma_load(void* smem, const void* map, const int (&coords)[5],

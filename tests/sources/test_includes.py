@@ -18,6 +18,7 @@ MAY_INCLUDE = {
         *("cpu/attention.h", "kernels/attention/launch.h", "kernels/grouped/launch.h"),
         *("cpu/norms.h", "cpu/rows.h", "kernels/rows/launch.h", "kernels/rows/norms_launch.h"),
         *("cpu/cumsum.h", "kernels/rows/cumsum.h"),
+        *("cpu/convolution.h", "kernels/conv/launch.h"),
     },
     # Copies by threads of the host, which know neither PyTorch nor CUDA.
     "staging": {"unistd.h", "emmintrin.h"},
@@ -33,6 +34,8 @@ MAY_INCLUDE = {
     # loop and, for that, has a complex B written as a real one, and tf32 multiplies by mma's and
     # recomputes by fp16x3's kernel.
     "kernels/attention": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
+    # Convolutions split their filters and descale their sums by what fp16x3 has.
+    "kernels/conv": {"cuda", "core/*", "ptx/*", "kernels/common/*", "kernels/fp16x3/*"},
     "kernels/basics": {"cuda", "core/*", "ptx/*", "kernels/common/*"},
     "kernels/complex": {"core/*", "kernels/common/*"},
     "kernels/f64": {"cuda", "core/*", "ptx/*", "kernels/common/*"},

@@ -41,6 +41,7 @@ These files are used by several of the above:
     attention_packed.py those of packed sequences, a kernel's or a padded batch's
     rows.py             the derivatives of reductions of rows, and vmap
     channels.py         _channel_affine, for the parameters of group norms
+    convolution.py      convolutions: derivatives, vmap, checks
     gather.py           _row_gather and _row_scatter, for the classes of losses
     gradient_flow.py    asks if a gradient or a tangent may flow through a tensor
     checks.py           the argument checks and error texts, the same as in csrc
@@ -64,6 +65,7 @@ from . import (
     autocast,
     autograd,
     channels,
+    convolution,
     fake,
     fast_path,
     flops,
@@ -85,6 +87,7 @@ for _module in (
     autograd,
     rows,
     channels,
+    convolution,
     gather,
     inplace,
     lazy,

@@ -69,6 +69,7 @@ def register(library):
         *(matmul.default, matmul.out, matmul.prepared, operators.gemm_.default),
         *(linear.default, linear.prepared, operators.grouped_mm.default),
         *(operators.attention.default, operators.attention_packed.default),
+        *(operators._conv.default, operators._conv_transposed.default),
         *(operators._row_softmax.default, operators._row_logsumexp.default),
         *(operators._row_sum.default, operators._row_cumsum.default, operators._row_norm.default),
         operators.prepare.default,

@@ -12,13 +12,18 @@ from .._op.attention_packed import mask_of_keys, pad, unpad
 from .._op.call import call, entry_points
 from .._op.namespace import operators
 from .._op.supported import PLAIN_TYPES, is_hopper, is_supported, why_unsupported
+from .convolutions import conv1d, conv2d, conv3d, explain_conv
 from .losses import cross_entropy, nll_loss, selective_log_softmax
 from .norms import group_norm, layer_norm, rms_norm
 from .reductions import cumsum, log_softmax, logsumexp, mean, softmax, sum
 
 __all__ = [
+    "conv1d",
+    "conv2d",
+    "conv3d",
     "cross_entropy",
     "cumsum",
+    "explain_conv",
     "group_norm",
     "layer_norm",
     "log_softmax",

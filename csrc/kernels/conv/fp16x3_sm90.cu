@@ -38,6 +38,7 @@
 #include "ptx/pdl.cuh"
 #include "ptx/setmaxnreg.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/tma_im2col.cuh"
 #include "ptx/warp.cuh"
 
 namespace tiled::cuda {
@@ -272,7 +273,7 @@ struct Elements {
 // that the loop need not be unrolled.
 template <int kCount>
 __device__ void finish_each(const Params& params, const Elements& at,
-                                         float4 (&staging)[kCount / 4][kWarpgroup], int thread) {
+                            float4 (&staging)[kCount / 4][kWarpgroup], int thread) {
   const Convolution& conv = params.conv;
   NO_UNROLL
   for (int i = 0; i < kCount; ++i) {
@@ -282,8 +283,8 @@ __device__ void finish_each(const Params& params, const Elements& at,
     unsigned flagged = __ballot_sync(~0u, at.has(i) && isnan(value));
     for (; flagged != 0; flagged &= flagged - 1) {
       const int lane = __ffs(static_cast<int>(flagged)) - 1;
-      const float sum = recompute_by_warp(params, __shfl_sync(~0u, filter, lane),
-                                          __shfl_sync(~0u, window, lane));
+      const float sum =
+          recompute_by_warp(params, __shfl_sync(~0u, filter, lane), __shfl_sync(~0u, window, lane));
       if (thread % 32 == lane) value = sum;
     }
     if (conv.bias != nullptr && at.has(i)) {
@@ -471,9 +472,9 @@ __global__ void __launch_bounds__(kWarpgroup)
 namespace {
 
 struct Plan {
-  int filters;       // of a tile
+  int filters;  // of a tile
   int64_t tiles, k_splits;
-  double time;       // in those of a chunk of a tile
+  double time;  // in those of a chunk of a tile
 
   Plan(const Convolution& conv, int of_filters, int64_t sms) : filters(of_filters) {
     const int windows = 128 * 128 / filters;
@@ -489,8 +490,8 @@ struct Plan {
     for (int64_t splits = 2; splits <= chunks; ++splits) {
       // Blocks with fewer chunks, or with the last one, which may be short, fill the gaps.
       const int64_t longest = ceil_div(chunks, splits);
-      const int64_t long_ones = tiles * (splits * longest == chunks ? splits - 1
-                                                                    : splits - (splits * longest - chunks));
+      const int64_t long_ones =
+          tiles * (splits * longest == chunks ? splits - 1 : splits - (splits * longest - chunks));
       const double waves = static_cast<double>(ceil_div(std::max(long_ones, tiles), sms) * longest);
       const double work = static_cast<double>(tiles) * length / static_cast<double>(sms);
       if (std::max(waves, work) + reduce >= time) continue;
@@ -549,13 +550,11 @@ void launch(const Params& params, const Plan& plan, const Context& context) {
 void run(const Convolution& conv, const Plan& plan, const Buffers& buffers,
          const Context& context) {
   Params params{};
-  params.map = im2col_map(conv, buffers.images.hi_lo, 128 * 128 / plan.filters,
-                          has_depth(conv));
+  params.map = im2col_map(conv, buffers.images.hi_lo, 128 * 128 / plan.filters, has_depth(conv));
   params.conv = conv;
   params.sizes = WindowSizes::of(conv);
   params.images = buffers.images, params.filters = buffers.filters;
-  params.filter_tiles =
-      FastDivmod::of(static_cast<uint32_t>(ceil_div(conv.filters, plan.filters)));
+  params.filter_tiles = FastDivmod::of(static_cast<uint32_t>(ceil_div(conv.filters, plan.filters)));
   params.tiles = plan.tiles;
   params.steps = static_cast<int>(conv.k() / kK);
   params.channel_steps = static_cast<int>(conv.padded_channels() / kK);
@@ -574,8 +573,8 @@ int64_t conv_fp16x3_workspace(std::span<const Convolution> convs, int64_t sms) {
   int64_t most = 0;  // of the rest, which convolutions use one after another
   for (const Convolution& conv : convs) {
     most = std::max(most, workspace_bytes([&](Workspace& each) {
-      Buffers(conv, plan_of(conv, sms), {}, each);
-    }));
+                      Buffers(conv, plan_of(conv, sms), {}, each);
+                    }));
   }
   return images.bytes() + most;
 }

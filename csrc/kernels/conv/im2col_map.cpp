@@ -42,11 +42,10 @@ CUtensorMap im2col_map(const Convolution& conv, const void* hi_lo, int windows, 
              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_64B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
-    throw std::runtime_error("torch_tiled: the CUDA driver made no tensor map of " +
-                             std::to_string(conv.images) + " images of " +
-                             std::to_string(conv.channels) + " channels and " +
-                             std::to_string(conv.in_pixels()) + " pixels (error " +
-                             std::to_string(result) + ")");
+    throw std::runtime_error(
+        "torch_tiled: the CUDA driver made no tensor map of " + std::to_string(conv.images) +
+        " images of " + std::to_string(conv.channels) + " channels and " +
+        std::to_string(conv.in_pixels()) + " pixels (error " + std::to_string(result) + ")");
   }
   return map;
 }

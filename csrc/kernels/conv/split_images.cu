@@ -20,10 +20,10 @@ namespace tiled::cuda::conv {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kGroups = Convolution::kStep / 8;     // threads that share a pixel
-constexpr int kAtOnce = kThreads / kGroups;         // pixels
+constexpr int kGroups = Convolution::kStep / 8;      // threads that share a pixel
+constexpr int kAtOnce = kThreads / kGroups;          // pixels
 constexpr int kEach = 4, kPixels = kAtOnce * kEach;  // of a thread, and of a block
-constexpr int kAhead = 8;                           // loads of a thread in flight, for ranges
+constexpr int kAhead = 8;                            // loads of a thread in flight, for ranges
 constexpr int kStepBytes = Convolution::kStep * 4, kUnits = kStepBytes / 16;
 
 struct Params {
@@ -226,11 +226,10 @@ void launch_split_images(const Convolution& conv, const SplitImages& images,
   const int64_t steps = conv.padded_channels() / Convolution::kStep;
   params.pixel_blocks = FastDivmod::of(static_cast<uint32_t>(pixel_blocks));
   params.channel_steps = FastDivmod::of(static_cast<uint32_t>(steps));
-  for_grids(pixel_blocks * steps * conv.images,
-            [&](int64_t first, unsigned blocks) {
-              params.first_block = first;
-              launch_pdl(split_kernel, blocks, kThreads, 0, context, params);
-            });
+  for_grids(pixel_blocks * steps * conv.images, [&](int64_t first, unsigned blocks) {
+    params.first_block = first;
+    launch_pdl(split_kernel, blocks, kThreads, 0, context, params);
+  });
 }
 
 }  // namespace tiled::cuda::conv

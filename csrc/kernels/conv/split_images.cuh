@@ -23,9 +23,9 @@ struct SplitImages {
   static constexpr int kParts = 64;  // of an image, at most, of which ranges are found
 
   uint8_t* hi_lo = nullptr;
-  ImageScale* scales = nullptr;      // of each image
+  ImageScale* scales = nullptr;       // of each image
   uint32_t* small_numbers = nullptr;  // in each image
-  ImageRange* ranges = nullptr;     // of the parts of each image
+  ImageRange* ranges = nullptr;       // of the parts of each image
 
   static SplitImages take(const Convolution& conv, Workspace& workspace) {
     SplitImages split;

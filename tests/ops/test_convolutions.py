@@ -1,0 +1,370 @@
+"""Convolutions of float32: bits, errors, derivatives, transforms, and what is refused."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import convolution_specification as specification
+from helpers.needs import cpu_and_hopper, needs_hopper  # noqa: F401, a fixture
+from helpers.reference import ACTIVATIONS, U, assert_same
+from torch.testing import assert_close
+
+import torch_tiled
+from torch_tiled._op.namespace import operators
+
+conv = operators._conv.default
+transposed = operators._conv_transposed.default
+TORCH = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+OURS = {
+    1: torch_tiled.nn.functional.conv1d,
+    2: torch_tiled.nn.functional.conv2d,
+    3: torch_tiled.nn.functional.conv3d,
+}
+# images, channels, sizes, filters, taps, stride, padding, dilation
+CASES = [
+    (2, 33, (7, 6), 17, (3, 3), (1, 1), (1, 1), (1, 1)),
+    (1, 3, (11, 9), 8, (5, 3), (2, 1), (2, 0), (1, 2)),
+    (3, 8, (4, 5), 40, (1, 1), (1, 1), (0, 0), (1, 1)),
+    (2, 8, (5, 5), 3, (1, 1), (2, 2), (0, 0), (1, 1)),
+    (1, 5, (6, 6), 7, (2, 2), (3, 3), (0, 0), (1, 1)),
+    (1, 40, (5, 4), 9, (6, 5), (1, 1), (3, 2), (1, 1)),
+    (2, 9, (12,), 5, (4,), (2,), (3,), (1,)),
+    (2, 9, (1,), 5, (1,), (1,), (0,), (1,)),
+    (1, 6, (4, 5, 3), 4, (2, 3, 2), (1, 2, 1), (1, 1, 0), (2, 1, 1)),
+]
+
+
+def draw(case, device="cpu", channels_last=False):
+    images, channels, sizes, filters, taps, *geometry = case
+    x, weight = torch.randn(images, channels, *sizes), torch.randn(filters, channels, *taps)
+    if channels_last:
+        x, weight = (t.movedim(1, -1).contiguous().movedim(-1, 1) for t in (x, weight))
+    return x.to(device), weight.to(device), geometry
+
+
+def assert_near(y, expected, magnitude, k):
+    """Errors are below those of the order in magnitudes: tests/helpers/reference.py.
+
+    An image's scale loses no more than a row's. Channels are padded, which makes K longer.
+    """
+    bound = (12.625 + 10 * 2 + 1024 / 16 + k / 1024) * U[torch.float32]
+    assert y.isfinite().all()
+    assert ((y.double() - expected).abs() <= bound * magnitude).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", ["normal", "wide", "coarse", "dark"])
+def test_bits_are_the_specified_ones(device, case, kind):
+    x, weight, geometry = draw(case)
+    if kind == "wide":
+        x = x * torch.exp(8 * torch.randn_like(x))
+        weight = weight * torch.exp(4 * torch.randn_like(weight))
+    elif kind == "coarse":
+        x, weight = x.sign(), (weight * 4).round()
+    elif kind == "dark":
+        x = torch.where(torch.rand_like(x) < 0.5, x * 1e-9, 0)
+        x[0].view(-1)[0] = 3
+    expected = specification.convolution(x, weight, *geometry)
+    y = conv(x.to(device), weight.to(device), None, *geometry, 1, "none")
+    assert_same(y.cpu(), expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_errors_of_the_result_and_of_the_gradient(device, case, channels_last):
+    x, weight, geometry = draw(case, device, channels_last)
+    compute = TORCH[x.dim() - 2]
+    y = conv(x, weight, None, *geometry, 1, "none")
+    k = weight[0].numel() // weight.shape[1] * (weight.shape[1] + 31) // 32 * 32
+    assert_near(
+        y,
+        compute(x.double(), weight.double(), None, *geometry),
+        compute(x.double().abs(), weight.double().abs(), None, *geometry),
+        k,
+    )
+    grad = torch.randn_like(y)
+    wide = x.double().requires_grad_()
+    expected, magnitude = (
+        torch.autograd.grad(compute(wide, w, None, *geometry), wide, g)[0]
+        for w, g in (
+            (weight.double(), grad.double()),
+            (weight.double().abs(), grad.double().abs()),
+        )
+    )
+    dx = transposed(grad, weight, x.shape[2:], *geometry, 1)
+    assert_near(dx, expected, magnitude, k)
+    assert dx.shape == x.shape and dx.stride() == x.stride()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_bias_and_activation(device, activation):
+    x, weight, geometry = draw(CASES[0], device)
+    bias = torch.randn(2 * len(weight), device=device)[::2]
+    y = conv(x, weight, bias, *geometry, 1, activation)
+    sums = conv(x, weight, None, *geometry, 1, "none")
+    assert_close(y, ACTIVATIONS[activation](sums + bias[:, None, None]))
+
+
+def test_strides_of_any_kind(device):
+    x, weight, geometry = draw(CASES[0], device)
+    expected = conv(x, weight, None, *geometry, 1, "none")
+    views = (
+        x.mT.contiguous().mT,
+        x.flip(0).contiguous().flip(0),
+        torch.randn(2, 40, 9, 8, device=device)[:, 3:36, 1:8, ::1][..., :6].copy_(x),
+        x.transpose(0, 1).contiguous().transpose(0, 1),
+    )
+    for view in views:
+        assert_same(conv(view, weight, None, *geometry, 1, "none").contiguous(), expected)
+    for view in (weight.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0), weight.mT.clone().mT):
+        assert_same(conv(x, view, None, *geometry, 1, "none").contiguous(), expected)
+    one = x[:1].expand(4, *x.shape[1:])
+    assert_same(conv(one, weight, None, *geometry, 1, "none")[3], expected[0])
+
+
+def test_an_image_does_not_depend_on_the_batch(device):
+    x, weight, geometry = draw((5, 33, (7, 6), 70, (3, 3), (1, 1), (1, 1), (1, 1)), device)
+    x[1] *= 1e20
+    x[2, 0, 0, 0] = torch.inf
+    y = conv(x, weight, None, *geometry, 1, "none")
+    for i in range(5):
+        alone = conv(x[i : i + 1], weight, None, *geometry, 1, "none")
+        assert_same(alone[0], y[i])
+        assert_same(conv(x[i : i + 1], weight[:3], None, *geometry, 1, "none")[0], y[i, :3])
+
+
+def test_groups_are_convolutions(device):
+    x, weight = torch.randn(2, 12, 5, 6, device=device), torch.randn(9, 4, 3, 3, device=device)
+    bias = torch.randn(9, device=device)
+    y = conv(x, weight, bias, [1, 1], [1, 1], [1, 1], 3, "relu")
+    for i in range(3):
+        part = conv(
+            x[:, 4 * i : 4 * i + 4], weight[3 * i : 3 * i + 3], bias[3 * i : 3 * i + 3],
+            [1, 1], [1, 1], [1, 1], 1, "relu",
+        )  # fmt: skip
+        assert_same(y[:, 3 * i : 3 * i + 3].contiguous(), part)
+    grad = torch.randn_like(y)
+    dx = transposed(grad, weight, [5, 6], [1, 1], [1, 1], [1, 1], 3)
+    for i in range(3):
+        part = transposed(
+            grad[:, 3 * i : 3 * i + 3], weight[3 * i : 3 * i + 3], [5, 6], [1, 1], [1, 1], [1, 1], 1
+        )
+        assert_same(dx[:, 4 * i : 4 * i + 4].contiguous(), part)
+
+
+def test_inf_and_nan_reach_their_windows_alone(device):
+    x, weight, geometry = draw(CASES[0], device)
+    x[0, 1, 2, 3], x[1, 4, 0, 0] = torch.nan, torch.inf
+    y = conv(x, weight, None, *geometry, 1, "none")
+    expected = F.conv2d(x.double(), weight.double(), None, *geometry).float()
+    assert_same(y.isnan(), expected.isnan())
+    assert_same(y.isinf(), expected.isinf())
+
+
+def test_sizes_of_zero(device):
+    weight = torch.randn(4, 3, 2, 2, device=device)
+    geometry = ([1, 1], [0, 0], [1, 1], 1)
+    assert conv(weight.new_empty(0, 3, 5, 5), weight, None, *geometry, "none").shape == (0, 4, 4, 4)
+    assert transposed(weight.new_empty(0, 4, 4, 4), weight, [5, 5], *geometry).shape == (0, 3, 5, 5)
+
+
+# --- derivatives and transforms ------------------------------------------------------------------
+
+
+def functions(geometry, groups=1):
+    """Ours and PyTorch's, of x, weight and bias."""
+
+    def ours(x, weight, bias):
+        return conv(x, weight, bias, *geometry, groups, "none")
+
+    def torchs(x, weight, bias):
+        return TORCH[x.dim() - 2](x, weight, bias, *geometry, groups)
+
+    return ours, torchs
+
+
+def operands(case, device="cpu"):
+    x, weight, geometry = draw(case, device)
+    bias = torch.randn(len(weight), device=device)
+    return [t.requires_grad_() for t in (x, weight, bias)], geometry
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[4], CASES[6], CASES[8]])
+def test_first_and_second_derivatives(device, case):
+    given, geometry = operands(case, device)
+    found = []
+    for function, wide in zip(functions(geometry), (False, True), strict=True):
+        inputs = [t.detach().double().requires_grad_() if wide else t for t in given]
+        torch.manual_seed(1)
+        y = function(*inputs)
+        grad = torch.randn(y.shape, device=device).to(y.dtype).requires_grad_()
+        first = torch.autograd.grad(y, inputs, grad, create_graph=True)
+        total = sum((g * torch.randn(g.shape, device=device).to(g.dtype)).sum() for g in first)
+        second = torch.autograd.grad(total, [*inputs[:2], grad])
+        found.append([*first, *second])
+    for ours, torchs in zip(*found, strict=True):
+        assert_close(ours.double(), torchs, atol=2e-4, rtol=2e-4)
+
+
+def test_forward_derivatives(device):
+    given, geometry = operands(CASES[0], device)
+    given = [t.detach() for t in given]
+    tangents = [torch.randn_like(t) for t in given]
+    ours, torchs = functions(geometry)
+    for which in itertools.product((False, True), repeat=3):
+        if not any(which):
+            continue
+        of = [t if has else torch.zeros_like(t) for t, has in zip(tangents, which, strict=True)]
+        _, found = torch.func.jvp(ours, tuple(given), tuple(of))
+        _, expected = torch.func.jvp(
+            torchs, tuple(t.double() for t in given), tuple(t.double() for t in of)
+        )
+        assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "mapped", [m for m in itertools.product((0, None), repeat=3) if any(x == 0 for x in m)]
+)
+def test_vmap(device, mapped):
+    (x, weight, bias), geometry = operands(CASES[1], device)
+    given = [
+        torch.stack([t.detach(), 2 * t.detach()]) if dim == 0 else t.detach()
+        for t, dim in zip((x, weight, bias), mapped, strict=True)
+    ]
+    ours, _ = functions(geometry)
+    y = torch.vmap(ours, mapped)(*given)
+    for i in range(2):
+        one = ours(*(t[i] if dim == 0 else t for t, dim in zip(given, mapped, strict=True)))
+        assert_same(y[i].contiguous(), one)
+
+    def loss(x, weight, bias):
+        return ours(x, weight, bias).square().sum()
+
+    grads = torch.vmap(torch.func.grad(loss, (0, 1, 2)), mapped)(*given)
+    for i in range(2):
+        one = torch.func.grad(loss, (0, 1, 2))(
+            *(t[i] if dim == 0 else t for t, dim in zip(given, mapped, strict=True))
+        )
+        for found, expected in zip(grads, one, strict=True):
+            assert_close(found[i], expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_operators_pass_opcheck(channels_last):
+    x, weight, geometry = draw(CASES[0], channels_last=channels_last)
+    bias = torch.randn(len(weight))
+    for needs in (False, True):
+        given = [t.detach().requires_grad_(needs) for t in (x, weight, bias)]
+        torch.library.opcheck(conv, (*given, *geometry, 1, "none"))
+        y = conv(*given, *geometry, 1, "none").detach().requires_grad_(needs)
+        torch.library.opcheck(transposed, (y, given[1], list(x.shape[2:]), *geometry, 1))
+
+
+def test_compiled_with_sizes_that_change(device):
+    (x, weight, bias), geometry = operands(CASES[0], device)
+
+    @torch.compile(backend="aot_eager", fullgraph=True, dynamic=True)
+    def function(x, weight, bias):
+        return OURS[2](x, weight, bias, *geometry, algorithm="fp16x3", activation="gelu") * 2
+
+    for images, height in ((2, 7), (3, 9)):
+        x = torch.randn(images, 33, height, 6, device=device, requires_grad=True)
+        y = function(x, weight, bias)
+        (grad,) = torch.autograd.grad(y.sum(), x)
+        expected = 2 * F.gelu(conv(x, weight, bias, *geometry, 1, "none"))
+        assert_close(y, expected)
+        assert_close(grad, torch.autograd.grad(expected.sum(), x)[0], atol=1e-4, rtol=1e-4)
+
+
+# --- the functions -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("padding", [0, 1, "valid", "same"])
+@pytest.mark.parametrize("taps", [2, 3])
+def test_functions_take_what_pytorchs_take(rank, padding, taps):
+    weight, x = torch.randn(4, 3, *(taps,) * rank), torch.randn(2, 3, *(6,) * rank)
+    for input, dilation in itertools.product((x, x[0]), (1, 2)):
+        found = OURS[rank](input, weight, None, 1, padding, dilation, algorithm="fp16x3")
+        assert_close(found, TORCH[rank](input, weight, None, 1, padding, dilation))
+
+
+def test_auto_is_pytorchs_on_a_cpu():
+    x, weight = torch.randn(2, 64, 6, 6), torch.randn(64, 64, 3, 3)
+    y = torch_tiled.nn.functional.conv2d(x, weight, padding=1, activation="relu")
+    assert_same(y, F.conv2d(x, weight, padding=1).relu())
+
+
+@needs_hopper
+def test_auto_and_the_flag_of_tf32():
+    x = torch.randn(2, 64, 16, 16, device="cuda", requires_grad=True)
+    weight = torch.randn(64, 64, 3, 3, device="cuda", requires_grad=True)
+    y = torch_tiled.nn.functional.conv2d(x, weight, padding=1)
+    assert_same(y, conv(x, weight, None, [1, 1], [1, 1], [1, 1], 1, "none"))
+    torch.backends.cudnn.allow_tf32, before = True, torch.backends.cudnn.allow_tf32
+    try:
+        grads = torch.autograd.grad(y, (x, weight), torch.ones_like(y))
+        assert torch.backends.cudnn.allow_tf32
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
+    of_wide = F.conv2d(*wide, padding=1)
+    for found, expected in zip(
+        grads, torch.autograd.grad(of_wide, wide, torch.ones_like(of_wide)), strict=True
+    ):
+        assert_close(found.double(), expected, atol=1e-3, rtol=1e-5)
+    small = torch.randn(2, 8, 16, 16, device="cuda"), torch.randn(8, 8, 3, 3, device="cuda")
+    assert_same(torch_tiled.nn.functional.conv2d(*small), F.conv2d(*small))
+
+
+def test_explain_says_why():
+    explain = torch_tiled.nn.functional.explain_conv
+    x = torch.empty(8, 64, 56, 56, device="meta")
+    large = explain(x, torch.empty(64, 64, 3, 3), padding=1)
+    assert large["algorithm"] == "fp16x3"
+    small = explain(x, torch.empty(8, 64, 3, 3), padding=1)
+    assert small["algorithm"] == "torch" and "8 filters" in small["reason"]
+    one = explain(x, torch.empty(64, 64, 1, 1))
+    assert one["algorithm"] == "torch" and "one tap" in one["reason"]
+    far = explain(
+        torch.empty(1, 64, 600, 600, device="meta"), torch.empty(64, 64, 3, 3), dilation=99
+    )
+    assert far["algorithm"] == "torch" and "TMA" in far["reason"]
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"x": (2, 33, 7)}, "3 to 5 dimensions"),
+        ({"weight": (17, 32, 3, 3)}, "times weight's channels"),
+        ({"x": (2, 33, 1, 1), "padding": [0, 0]}, "a filter reaches over 3"),
+        ({"stride": [0, 1]}, r"stride is \(0, 1\)"),
+        ({"padding": [1]}, r"padding is \(1"),
+        ({"dilation": [1, -1]}, "dilation is"),
+        ({"groups": 2}, "groups is 2"),
+        ({"bias": (16,)}, r"bias must be \(filters,\)"),
+        ({"dtype": torch.float64}, "must be torch.float32"),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_errors_are_sentences(change, text, device):
+    shapes = {"x": (2, 33, 7, 6), "weight": (17, 33, 3, 3), "bias": (17,)}
+    shapes.update({name: shape for name, shape in change.items() if name in shapes})
+    dtype = change.get("dtype", torch.float32)
+    x, weight, bias = (torch.ones(s, dtype=dtype, device=device) for s in shapes.values())
+    options = [change.get(n, [v, v]) for n, v in (("stride", 1), ("padding", 1), ("dilation", 1))]
+    with pytest.raises(RuntimeError, match=text):
+        conv(x, weight, bias, *options, change.get("groups", 1), "none")
+
+
+def test_errors_of_names():
+    x, weight = torch.randn(1, 3, 5, 5), torch.randn(2, 3, 3, 3)
+    with pytest.raises(RuntimeError, match="no algorithm"):
+        torch_tiled.nn.functional.conv2d(x, weight, algorithm="cudnn")
+    with pytest.raises(RuntimeError, match="no activation"):
+        torch_tiled.nn.functional.conv2d(x, weight, activation="elu")
+    with pytest.raises(RuntimeError, match="same"):
+        torch_tiled.nn.functional.conv2d(x, weight, stride=2, padding="same", algorithm="fp16x3")
+    with pytest.raises(RuntimeError, match="dimensions"):
+        torch_tiled.nn.functional.conv2d(x[0, 0], weight, algorithm="fp16x3")
