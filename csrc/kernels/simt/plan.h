@@ -238,8 +238,9 @@ inline Plan simt_gemv_plan_of(const Problem& p, int64_t sms, const LongAndShort&
   Plan plan{.tile = static_cast<int>(i),
             .m = sides.long_is_a ? kSimtGemvRows : cols,
             .n = sides.long_is_a ? cols : kSimtGemvRows};
-  plan.blocks =
-      ceil_div(sides.long_count, kSimtGemvRows) * ceil_div(sides.short_count, cols) * p.batch.count;
+  const int64_t row_blocks = ceil_div(sides.long_count, kSimtGemvRows);
+  const int64_t col_tiles = ceil_div(sides.short_count, cols);
+  plan.blocks = row_blocks * col_tiles * p.batch.count;
   const SimtGemvBytes bytes{4 * parts, complex && sides.long_is_a ? 16 : 4 * parts};
   const int64_t by_smem = kSharedMemoryOfSm / (bytes.smem(p.k / parts, cols) + 1024);
   const auto resident = static_cast<double>(std::min<int64_t>(kTiles[i].blocks, by_smem));
@@ -247,11 +248,16 @@ inline Plan simt_gemv_plan_of(const Problem& p, int64_t sms, const LongAndShort&
   const auto k = static_cast<double>(p.k / parts);
   const int64_t stride = sides.long_is_a ? p.c.row_stride : p.c.col_stride * parts;
   const double sectors = stride > parts ? static_cast<double>(std::min<int64_t>(stride, 8)) / 8 : 0;
-  const double stored = static_cast<double>(std::min<int64_t>(cols, sides.short_count)) * sectors;
+  // Columns of kSimtGemvRows that a block stores, in the mean.
+  const double stored =
+      sectors * static_cast<double>(sides.long_count * sides.short_count) /
+      static_cast<double>(std::max<int64_t>(row_blocks * col_tiles, 1) * kSimtGemvRows);
   const double products = complex ? Cost::kComplexProducts : Cost::kProducts;
-  const double each = Cost::kBlock + Cost::kStridedStores * stored +
+  const double each = Cost::kBlock + Cost::kStridedStores * parts * stored +
                       k * ((k_major ? Cost::kCopies : 0) + products * cols);
-  const double alone = k * (k_major ? Cost::kAloneCopies : Cost::kAloneLoads);
+  const double alone = k * (complex   ? Cost::kComplexAlone
+                            : k_major ? Cost::kAloneCopies
+                                      : Cost::kAloneLoads);
   const double dram = simt_dram_cycles(p, h200::kSimtDramOfRows, sms, complex ? kShareOfB : 1);
   plan.cycles = h200::kLaunchSimtGemv +
                 std::max({blocks * each, std::max(blocks / resident, 1.0) * alone, dram});
