@@ -202,6 +202,12 @@ TILES = [
     ("simt_small", "64x64", (1003, 62, 32, 20)),
     ("simt_small", "32x32", (300, 62, 32, 511)),
     ("simt_small", "64x64", (7, 700, 350, 20)),
+    ("simt_gemv", "1x128", (3, 1, 701, 60)),
+    ("simt_gemv", "2x128", (3, 2, 701, 61)),
+    ("simt_gemv", "4x128", (2, 7, 300, 64)),
+    ("simt_gemv", "128x1", (3, 701, 1, 60)),
+    ("simt_gemv", "128x2", (3, 701, 2, 61)),
+    ("simt_gemv", "128x4", (2, 300, 7, 64)),
     ("simt_cp_async", "128x64", (1, 1401, 702, 20)),
     ("simt_cp_async", "64x64", (1, 1024, 512, 36)),
     ("simt_cp_async", "64x32", (1, 512, 256, 66)),
@@ -228,7 +234,8 @@ TILES = [
 ]
 # Views of an aligned b that every one of these kernels reads as it lies.
 ALIGNED_VIEWS = ["as it is", "conjugate", "negative", "both", "adjoint", "transpose"]
-ANY_VIEW = ("simt_small", "f64_mma", "f64_direct", "f64_gemv")  # kernels that read any b as it lies
+# Kernels that read any b as it lies.
+ANY_VIEW = ("simt_small", "simt_gemv", "f64_mma", "f64_direct", "f64_gemv")
 
 
 @needs_hopper
@@ -284,24 +291,61 @@ def test_f64_kernels_read_a_as_it_lies(poisoned, kernel, tile, problem, k, of_b,
         assert_same(result, torch_tiled.matmul(x, b, algorithm="tiled64"))
 
 
+GEMV = [
+    *(("f64_gemv", (3, 701, 1, k)) for k in (1, 7, 8, 9, 511, 512, 513, 1100)),
+    *(("simt_gemv", (3, 301, 1, k)) for k in range(1, 65)),
+    *(("simt_gemv", (3, 1, 301, k)) for k in (1, 2, 7, 33, 64)),
+    *(("simt_gemv", (3, *sides, 20)) for sides in ((129, 2), (3, 128), (257, 7), (4, 5), (1, 1))),
+    ("simt_gemv", (2000, 130, 1, 9)),
+]
+
+
 @needs_hopper
-@pytest.mark.parametrize("of_a", [*LAYOUTS, "one for all"])
-@pytest.mark.parametrize("k", [1, 7, 8, 9, 511, 512, 513, 1100])
-def test_f64_gemv_reads_a_as_it_lies(poisoned, k, of_a):
+@pytest.mark.parametrize("of_a", [*LAYOUTS, "one for all", "zero strides", "not finite"])
+@pytest.mark.parametrize("kernel, problem", GEMV)
+def test_gemv_reads_a_as_it_lies(poisoned, kernel, problem, of_a):
     """`a` is read at any strides, since a pass over it would cost three times the product."""
-    a, b = operands(3, 701, 1, k, dtype=torch.complex128)
-    a = a[:1].expand_as(a) if of_a == "one for all" else stored(a, of_a)
-    for x, y in ((a, b), (a.conj(), b), (torch._neg_view(a), b.conj())):
-        plan = torch_tiled.explain(x, y, algorithm="f64_gemv")
+    a, b = operands(*problem, dtype=next(x for x in kernels()[kernel].dtypes if x.is_complex))
+    if of_a == "one for all":
+        a = a[:1].expand_as(a)
+    elif of_a == "zero strides":
+        a, b = a[:, :1].expand_as(a), b[..., :1, :].expand_as(b)
+    elif of_a == "not finite":
+        a[0, 0, 0], a[1, -1, -1], b[2, -1, 0] = torch.nan, torch.inf, complex(0, -torch.inf)
+        a = stored(a, "transpose")
+    else:
+        a = stored(a, of_a)
+    for x, y in ((a, b), (a.conj(), stored(b, "adjoint")), (torch._neg_view(a), b.conj())):
+        plan = torch_tiled.explain(x, y, algorithm=kernel)
+        assert plan.algorithm == kernel
         assert (plan.a_is_read, plan.b_is_read) == ("as it lies", "as it lies")
-        result = torch_tiled.matmul(x, y, algorithm="f64_gemv")
+        result = torch_tiled.matmul(x, y, algorithm=kernel)
         assert_same(result, torch_tiled.matmul(x, y, algorithm="tiled64"))
+
+
+@needs_hopper
+@pytest.mark.parametrize("of_out", ["as it is", "conjugate", "transpose"])
+@pytest.mark.parametrize("sides", [(1, 301), (301, 1), (5, 130), (130, 3)])
+def test_epilogue_of_simt_gemv(poisoned, sides, of_out):
+    a, b = operands(3, *sides, 30)
+    a = stored(a, "transpose")
+    c = stored(torch.randn(3, *sides, dtype=a.dtype, device="cuda"), of_out)
+    for alpha, beta in ((2, 0), (1, -0.5), (0.5 + 2j, 3j)):
+        result, expected = c.clone(), c.clone()
+        for name, out in (("simt_gemv", result), ("tiled64", expected)):
+            torch_tiled.gemm_(out, a, b, alpha=alpha, beta=beta, algorithm=name)
+        assert_same(result, expected)
 
 
 @needs_hopper
 @pytest.mark.parametrize(
     "kernel, sizes",
-    [("simt_skinny", (1, 5, 140)), ("simt_small", (1003, 9, 11)), ("simt_cp_async", (1, 70, 45))],
+    [
+        ("simt_skinny", (1, 5, 140)),
+        ("simt_small", (1003, 9, 11)),
+        ("simt_gemv", (3, 2, 140)),
+        ("simt_cp_async", (1, 70, 45)),
+    ],
 )
 @pytest.mark.parametrize("of_b", ["as it is", "adjoint"])
 def test_every_k_of_simt_by_b_as_it_lies(kernel, sizes, of_b):

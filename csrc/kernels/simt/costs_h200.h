@@ -59,13 +59,16 @@ struct SimtGemvTile {
   int cols, blocks;
 };
 inline constexpr SimtGemvTile kSimtGemvTiles[] = {{1, 12}, {2, 12}, {4, 10}, {8, 8}};
+inline constexpr int kSimtGemvComplexTiles = 3;  // the first ones, in complex numbers
 struct SimtGemv {
   // A block that shares its SM takes kBlock, for each k kCopies if the long operand is K-major and
-  // kProducts for each row of the short one, and kStridedStores for each column that it stores with
-  // a sector for each row.
+  // kProducts for each row of the short one, and kStridedStores for each float of a column that it
+  // stores with a sector for each row.
   static constexpr double kBlock = 333, kCopies = 20.5, kProducts = 4.3, kStridedStores = 232;
-  // A block that is alone waits so long for each k: for copies of a K-major operand, or for loads.
+  static constexpr double kComplexProducts = 8;
+  // A block that is alone waits so long for each k: for copies of a K-major operand, or of others.
   static constexpr double kAloneCopies = 78, kAloneLoads = 136;
+  static constexpr double kComplexAlone = 55;  // in any layout
 };
 
 // Bandwidths of DRAM for operands that are copied by vectors and by elements, and for C that is

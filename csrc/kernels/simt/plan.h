@@ -215,40 +215,56 @@ inline Plan simt_skinny_plan(const Problem& p, int64_t sms) {
 
 inline constexpr int kSimtGemvRows = 128;  // of the long operand, for a block
 inline constexpr int64_t kSimtGemvMostK = 128;
-// Bytes of shared memory of a block: the short operand, and K-major rows of the long one.
-constexpr int64_t simt_gemv_smem(int64_t k, int cols, bool k_major) {
-  return (k * cols + (k_major ? kSimtGemvRows * (k | 1) : 0)) * 4;
-}
+// Bytes of a number of the long operand, and of the short one, in shared memory.
+struct SimtGemvBytes {
+  int of_long, of_short;
+  constexpr int64_t smem(int64_t k, int cols) const {  // of a block
+    return k * cols * of_short + kSimtGemvRows * (k | 1) * of_long;
+  }
+};
 inline bool simt_gemv_is_k_major(const LongAndShort& sides) {
   return sides.long_operand.col_stride < sides.long_operand.row_stride;
 }
 inline bool simt_gemv_accepts(const Problem& p) { return fits_tma_coords(p); }
-inline Plan simt_gemv_plan(const Problem& p, int64_t sms) {
+// Sizes of `sides` count numbers, which have `parts` floats.
+inline Plan simt_gemv_plan_of(const Problem& p, int64_t sms, const LongAndShort& sides, int parts) {
   using Cost = h200::SimtGemv;
   constexpr const auto& kTiles = h200::kSimtGemvTiles;
-  const LongAndShort sides = long_and_short(p);
+  const bool complex = parts == 2, k_major = simt_gemv_is_k_major(sides);
+  const size_t tiles = complex ? h200::kSimtGemvComplexTiles : std::size(kTiles);
   size_t i = 0;
-  while (i + 1 < std::size(kTiles) && kTiles[i].cols < sides.short_count) ++i;
+  while (i + 1 < tiles && kTiles[i].cols < sides.short_count) ++i;
   const int cols = kTiles[i].cols;
   Plan plan{.tile = static_cast<int>(i),
             .m = sides.long_is_a ? kSimtGemvRows : cols,
             .n = sides.long_is_a ? cols : kSimtGemvRows};
-  plan.blocks = count_tiles(p, plan.m, plan.n);
-  const bool k_major = simt_gemv_is_k_major(sides);
-  const int64_t by_smem = kSharedMemoryOfSm / (simt_gemv_smem(p.k, cols, k_major) + 1024);
+  const int64_t row_blocks = ceil_div(sides.long_count, kSimtGemvRows);
+  const int64_t col_tiles = ceil_div(sides.short_count, cols);
+  plan.blocks = row_blocks * col_tiles * p.batch.count;
+  const SimtGemvBytes bytes{4 * parts, complex && sides.long_is_a ? 16 : 4 * parts};
+  const int64_t by_smem = kSharedMemoryOfSm / (bytes.smem(p.k / parts, cols) + 1024);
   const auto resident = static_cast<double>(std::min<int64_t>(kTiles[i].blocks, by_smem));
   const auto blocks = static_cast<double>(ceil_div(plan.blocks, sms));
-  const auto k = static_cast<double>(p.k);
-  const int64_t stride = sides.long_is_a ? p.c.row_stride : p.c.col_stride;
-  const double sectors = stride > 1 ? static_cast<double>(std::min<int64_t>(stride, 8)) / 8 : 0;
-  const double stored = static_cast<double>(std::min<int64_t>(cols, sides.short_count)) * sectors;
-  const double each = Cost::kBlock + Cost::kStridedStores * stored +
-                      k * ((k_major ? Cost::kCopies : 0) + Cost::kProducts * cols);
-  const double alone = k * (k_major ? Cost::kAloneCopies : Cost::kAloneLoads);
-  plan.cycles =
-      h200::kLaunchSimtGemv + std::max({blocks * each, std::max(blocks / resident, 1.0) * alone,
-                                        simt_dram_cycles(p, h200::kSimtDramOfRows, sms)});
+  const auto k = static_cast<double>(p.k / parts);
+  const int64_t stride = sides.long_is_a ? p.c.row_stride : p.c.col_stride * parts;
+  const double sectors = stride > parts ? static_cast<double>(std::min<int64_t>(stride, 8)) / 8 : 0;
+  // Columns of kSimtGemvRows that a block stores, in the mean.
+  const double stored =
+      sectors * static_cast<double>(sides.long_count * sides.short_count) /
+      static_cast<double>(std::max<int64_t>(row_blocks * col_tiles, 1) * kSimtGemvRows);
+  const double products = complex ? Cost::kComplexProducts : Cost::kProducts;
+  const double each = Cost::kBlock + Cost::kStridedStores * parts * stored +
+                      k * ((k_major ? Cost::kCopies : 0) + products * cols);
+  const double alone = k * (complex   ? Cost::kComplexAlone
+                            : k_major ? Cost::kAloneCopies
+                                      : Cost::kAloneLoads);
+  const double dram = simt_dram_cycles(p, h200::kSimtDramOfRows, sms, complex ? kShareOfB : 1);
+  plan.cycles = h200::kLaunchSimtGemv +
+                std::max({blocks * each, std::max(blocks / resident, 1.0) * alone, dram});
   return plan;
+}
+inline Plan simt_gemv_plan(const Problem& p, int64_t sms) {
+  return simt_gemv_plan_of(p, sms, long_and_short(p), 1);
 }
 
 // --- simt_cluster --------------------------------------------------------------------------------
@@ -371,6 +387,23 @@ inline std::optional<Plan> simt_skinny_complex_plan(const Plan&, const Problem& 
                                                     int64_t sms) {
   if (p.m > p.n || !is_tma_aligned(p.batch, with_parts_of_b(p).b)) return std::nullopt;
   return simt_skinny_plan_of(h200::kSimtSkinnyComplexTiles, p, sms, kShareOfB);
+}
+
+// The sides of a complex product, in numbers, with strides in floats. Those of in_place_a() and
+// in_place_b() are means of two along the sides that count parts: K, and the columns of B.
+inline LongAndShort simt_gemv_complex_sides(Problem p) {
+  p.n /= 2;
+  p.a.col_stride *= 2, p.b.row_stride *= 2, p.b.col_stride *= 2;
+  return long_and_short(p);
+}
+// Numbers are read 8 bytes at once.
+inline std::optional<Plan> simt_gemv_complex_plan(const Plan&, const Problem& p, const SignsOfB&,
+                                                  int64_t sms) {
+  const auto is_aligned = [](const Matrix& matrix) {
+    return reinterpret_cast<uintptr_t>(matrix.data) % (2 * sizeof(float)) == 0;
+  };
+  if (!is_aligned(p.a) || !is_aligned(p.b)) return std::nullopt;
+  return simt_gemv_plan_of(p, sms, simt_gemv_complex_sides(p), 2);
 }
 
 // --- workspaces ----------------------------------------------------------------------------------
