@@ -34,7 +34,7 @@ SECONDS = 0.05  # for a row of the table
 
 @contextlib.contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    with torch.backends.cudnn.flags(benchmark=True, allow_tf32=allowed):
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=allowed):
         yield
 
 

@@ -4,8 +4,9 @@
 // A convolution is the product of the matrix of windows by that of filters, in the order of
 // order_fp16x3.h, except for the scale of windows. K counts taps row by row, and the channels of
 // each, padded with zeros to whole steps (core/convolution.h). All windows of an image have the
-// scale of the image, in all chunks: its largest magnitude decides. A chunk of a window has as many
-// small numbers as the image, at most kChunk, and is coarse if the image is.
+// scale of the image, in all chunks: its largest magnitude decides. A chunk of a window is coarse
+// if the image is. Its small numbers are those of the pixels that it touches, in all their
+// channels, but at most kChunk.
 
 #include <cstdint>
 
@@ -27,9 +28,10 @@ struct ImageScale {
     is_wide = largest != 0 && fp16x3::is_small(least, least * scale());
   }
   HOST_DEVICE float scale() const { return fp16x3::scale(largest); }
-  HOST_DEVICE float inverse_scale(uint32_t small_numbers) const {
-    const uint32_t most = kChunk;
-    return fp16x3::inverse_scale(largest, small_numbers < most ? small_numbers : most, is_coarse);
+  HOST_DEVICE float inverse_scale(uint64_t small_numbers) const {
+    const uint64_t most = kChunk;
+    const auto counted = static_cast<uint32_t>(small_numbers < most ? small_numbers : most);
+    return fp16x3::inverse_scale(largest, counted, is_coarse);
   }
 };
 

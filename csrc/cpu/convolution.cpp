@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/epilogue.h"
@@ -29,45 +30,55 @@ struct Place {
   }
 };
 
-// The scales of images.
-std::vector<Group> scales_of(const Convolution& conv) {
-  const int64_t pixels = conv.in_pixels();
-  std::vector<Group> scales;
-  for (int64_t image = 0; image < conv.images; ++image) {
-    const float* x = conv.x.data + image * conv.x.image;
-    uint32_t largest = 0, least_less_1 = ~0u, bits = 0, small_numbers = 0;
-    const auto for_all = [&](const auto& see) {
-      for (int64_t i = 0; i < conv.channels * pixels; ++i) {
-        see(x[i / pixels * conv.x.channel + Place(conv.in, i % pixels).offset(conv.x)]);
-      }
-    };
-    for_all([&](float number) {
-      const uint32_t magnitude = fp16x3::magnitude_bits(number);
+// The scale of an image, and how many numbers of each of its pixels are small.
+struct ScaledImage {
+  ImageScale scale;
+  std::vector<int64_t> small_numbers;
+
+  ScaledImage(const Convolution& conv, int64_t image)
+      : scale(find_scale(conv, image)), small_numbers(conv.in_pixels()) {
+    for_all(conv, image, [&](int64_t pixel, float x) {
+      small_numbers[pixel] += fp16x3::is_small(x, x * scale.scale());
+    });
+  }
+
+ private:
+  template <class See>
+  static void for_all(const Convolution& conv, int64_t image, const See& see) {
+    for (int64_t pixel = 0; pixel < conv.in_pixels(); ++pixel) {
+      const float* x = conv.x.data + image * conv.x.image + Place(conv.in, pixel).offset(conv.x);
+      for (int64_t c = 0; c < conv.channels; ++c) see(pixel, x[c * conv.x.channel]);
+    }
+  }
+  static ImageScale find_scale(const Convolution& conv, int64_t image) {
+    uint32_t largest = 0, least_less_1 = ~0u, bits = 0;
+    for_all(conv, image, [&](int64_t, float x) {
+      const uint32_t magnitude = fp16x3::magnitude_bits(x);
       largest = std::max(largest, magnitude);
       least_less_1 = std::min(least_less_1, magnitude - 1);
       bits |= magnitude;
     });
-    const ImageScale scale(largest, least_less_1, bits);
-    for_all(
-        [&](float number) { small_numbers += fp16x3::is_small(number, number * scale.scale()); });
-    scales.push_back({scale.scale(), scale.inverse_scale(small_numbers)});
+    return {largest, least_less_1, bits};
   }
-  return scales;
-}
+};
 
-// The number that a window has at a tap, in a channel; 0 outside the image and for padded channels.
-float number_of(const Convolution& conv, int64_t window, int64_t tap, int64_t channel) {
-  if (channel >= conv.channels) return 0;
+// The pixel that a window has at a tap: its image, its place there, and that of its first channel
+// in x; or nothing outside the image.
+struct Pixel {
+  int64_t image, index, offset;
+};
+std::optional<Pixel> pixel_of(const Convolution& conv, int64_t window, int64_t tap) {
   const int64_t of_image = conv.out[0] * conv.out[1] * conv.out[2];
   const Place at(conv.out, window % of_image), of_tap(conv.taps, tap);
-  const float* x = conv.x.data + window / of_image * conv.x.image + channel * conv.x.channel;
+  Pixel pixel{window / of_image, 0, window / of_image * conv.x.image};
   for (int d = 0; d < kSpatialDims; ++d) {
     const int64_t place =
         conv.first[d] + at.at[d] * conv.stride[d] + of_tap.at[d] * conv.dilation[d];
-    if (place < 0 || place >= conv.in[d]) return 0;
-    x += place * conv.x.spatial[d];
+    if (place < 0 || place >= conv.in[d]) return {};
+    pixel.index = pixel.index * conv.in[d] + place;
+    pixel.offset += place * conv.x.spatial[d];
   }
-  return *x;
+  return pixel;
 }
 
 // Sums an element in the chunked order.
@@ -85,7 +96,8 @@ float recompute(const A& a, const B& b, int64_t row, int64_t col, int64_t k) {
 }
 
 // The product of two matrices, (rows, k) and (cols, k), that give their numbers by a(row, k) and
-// b(col, k), with the scales of a chunk by a.group(row, numbers, count). store(row, col, sum).
+// b(col, k), with the scales of a chunk by a.group(row, numbers, begin, count). store(row, col,
+// sum).
 template <class A, class B, class Store>
 void multiply(int64_t rows, int64_t cols, int64_t k, const A& a, const B& b, const Context& context,
               const Store& store) {
@@ -106,7 +118,7 @@ void multiply(int64_t rows, int64_t cols, int64_t k, const A& a, const B& b, con
         for (int i = 0; i < count; ++i, to += kChunk) {
           for (int64_t j = 0; j < chunk; ++j) to[j] = from(first + i, begin + j);
           operand[i] = {.data = to, .stride = 1};
-          operand[i].group = from.group(first + i, to, chunk);
+          operand[i].group = from.group(first + i, to, begin, chunk);
         }
       };
       gather(a, row, row_count, numbers.data(), of_a);
@@ -134,16 +146,25 @@ void multiply(int64_t rows, int64_t cols, int64_t k, const A& a, const B& b, con
 }
 
 // The operands of products, by rows of K.
-struct WindowsByImage {
+struct Windows {
   const Convolution& conv;
-  const std::vector<Group>& scales;
+  const std::vector<ScaledImage>& images;
 
   float operator()(int64_t window, int64_t k) const {
-    const int64_t channels = conv.padded_channels();
-    return number_of(conv, window, k / channels, k % channels);
+    const int64_t tap = k / conv.padded_channels(), channel = k % conv.padded_channels();
+    const std::optional<Pixel> pixel = pixel_of(conv, window, tap);
+    if (!pixel || channel >= conv.channels) return 0;
+    return conv.x.data[pixel->offset + channel * conv.x.channel];
   }
-  Group group(int64_t window, const float*, int64_t) const {
-    return scales[window / (conv.out[0] * conv.out[1] * conv.out[2])];
+  Group group(int64_t window, const float*, int64_t begin, int64_t count) const {
+    const ScaledImage& image = images[window / (conv.out[0] * conv.out[1] * conv.out[2])];
+    const int64_t channels = conv.padded_channels();
+    int64_t small = 0;
+    for (int64_t tap = begin / channels; tap * channels < begin + count; ++tap) {
+      const std::optional<Pixel> pixel = pixel_of(conv, window, tap);
+      if (pixel) small += image.small_numbers[pixel->index];
+    }
+    return {image.scale.scale(), image.scale.inverse_scale(small)};
   }
 };
 
@@ -156,7 +177,7 @@ struct Filters {
     return conv.w.data[filter * conv.w.image + channel * conv.w.channel +
                        Place(conv.taps, tap).offset(conv.w)];
   }
-  Group group(int64_t, const float* numbers, int64_t count) const {
+  Group group(int64_t, const float* numbers, int64_t, int64_t count) const {
     return measure(count, [&](int64_t i) { return numbers[i]; });
   }
 };
@@ -164,10 +185,11 @@ struct Filters {
 }  // namespace
 
 void launch_conv_fp16x3(const Convolution& conv, const Context& context) {
-  const std::vector<Group> scales = scales_of(conv);
+  std::vector<ScaledImage> images;
+  for (int64_t i = 0; i < conv.images; ++i) images.emplace_back(conv, i);
   const int64_t of_image = conv.out[0] * conv.out[1] * conv.out[2];
-  multiply(conv.windows(), conv.filters, conv.k(), WindowsByImage{conv, scales}, Filters{conv},
-           context, [&](int64_t window, int64_t filter, float sum) {
+  multiply(conv.windows(), conv.filters, conv.k(), Windows{conv, images}, Filters{conv}, context,
+           [&](int64_t window, int64_t filter, float sum) {
              if (conv.bias != nullptr) sum += conv.bias[filter * conv.bias_stride];
              conv.y.data[window / of_image * conv.y.image + filter * conv.y.channel +
                          Place(conv.out, window % of_image).offset(conv.y)] =

@@ -33,9 +33,14 @@ def filters_of(weight):
     return padded.reshape(len(weight), -1)
 
 
-def _chunk(a, b, image, promotion):
-    """The sums of a chunk of windows `a` by filters `b`, and which of them are flagged."""
-    _, _, scale, small = split(image)  # of the image as one row
+def _chunk(a, b, image, a_small, promotion):
+    """The sums of a chunk of windows `a` by filters `b`, and which of them are flagged.
+
+    Args:
+        image: as one row.
+        a_small: of each window, the small numbers of the pixels that the chunk touches.
+    """
+    _, _, scale, _ = split(image)
     scaled = np.ldexp(a, scale[0])
     a_hi = scaled.astype(np.float16).astype(np.float32)
     a_lo = ((scaled - a_hi) * np.float32(2**11)).astype(np.float16).astype(np.float64)
@@ -56,7 +61,7 @@ def _chunk(a, b, image, promotion):
     expected = torch.tensor((0.84375 if promotion == 16 else 1.265625) * 2.0**-13)
     low = torch.where(may_be_cut, fma(total, expected, low), low)
     scaled = fma(low, torch.tensor(2.0**-11), total).double().numpy()
-    a_small = np.full(len(a), min(small[0], CHUNK))
+    a_small = a_small.clip(max=CHUNK)
     ones = np.broadcast_to(image.any(), (len(a), 1))
     flagged = small_numbers_cost_too_much(scaled, ones, b.T, a_small, b_small)
     return np.ldexp(scaled, -(scale[0] + b_scale)).astype(np.float32), flagged
@@ -70,10 +75,15 @@ def convolution(x, weight, stride, padding, dilation):
         promotion = 16 if a.shape[1] < 512 else 32
         total = np.full((len(a), len(b)), -0.0, np.float32)
         suspect = np.zeros(total.shape, bool)
+        flat = image.reshape(1, -1).numpy()
+        channels = -(-image.shape[0] // STEP) * STEP
+        small = (a != 0) & (a.abs() < np.ldexp(1.0, -13 - int(split(flat)[2][0])))
+        small = small.unflatten(1, (-1, channels)).sum(2).numpy()  # (windows, taps)
         for start in range(0, a.shape[1], CHUNK):
             chunk = slice(start, start + CHUNK)
-            flat = image.reshape(1, -1).numpy()
-            part, wide = _chunk(a[:, chunk].numpy(), b[:, chunk].numpy(), flat, promotion)
+            taps = slice(start // channels, -(-min(start + CHUNK, a.shape[1]) // channels))
+            counts = small[:, taps].sum(axis=1)
+            part, wide = _chunk(a[:, chunk].numpy(), b[:, chunk].numpy(), flat, counts, promotion)
             total, suspect = total + part, suspect | wide
         result, suspect = torch.from_numpy(total), torch.from_numpy(suspect)
         results.append(torch.where(suspect, chunked_product(a, b.T), result).T)

@@ -29,6 +29,7 @@
 #include "kernels/conv/im2col_map.h"
 #include "kernels/conv/launch.h"
 #include "kernels/conv/mainloop.cuh"
+#include "kernels/conv/plan.h"
 #include "kernels/conv/split_images.cuh"
 #include "kernels/conv/window.cuh"
 #include "kernels/fp16x3/descale.cuh"
@@ -211,19 +212,46 @@ __device__ Operands operands_of(const typename Smem<T>::Stage& stage, const Cons
 
 // --- Windows of a tile ---------------------------------------------------------------------------
 
+// Counts the small numbers of a chunk of a window (core/order_convolution.h).
+__device__ __noinline__ uint64_t count_small_numbers(const Params& params, const Window& window,
+                                                     int chunk) {
+  const Convolution& conv = params.conv;
+  const int end_step = steps_before(params, chunk + 1);
+  int index = steps_before(params, chunk) / params.channel_steps;
+  Tap tap(conv, index);
+  uint64_t small = 0;
+  for (; index * params.channel_steps < end_step; ++index, tap.advance(conv)) {
+    const Pixel pixel(conv, window, tap);
+    if (!pixel.exists) continue;
+    small += params.images.small_numbers[window.image * conv.in_pixels() + pixel.index];
+  }
+  return small;
+}
+
 // Fills the table of a consumer's windows; each thread has one. Windows beyond the last one are
-// that one.
-__device__ void fill(Windows& windows, const Params& params, int64_t first, int thread,
+// that one. Returns whether any image is wide: then inverse scales differ from chunk to chunk.
+__device__ bool fill(Windows& windows, const Params& params, int64_t first, int thread,
                      int barrier) {
   const int64_t last = params.conv.windows() - 1;
   const Window window(params.sizes, min(first + thread, last));
   const int64_t offset = window.offset_in_y(params.conv);
   const ImageScale& scale = params.images.scales[window.image];
-  const float inverse_scale = scale.inverse_scale(params.images.small_numbers[window.image]);
   ptx::named_barrier_sync(barrier, kWarpgroup);  // the last tile's have been read
-  windows.inverse_scales[thread] = inverse_scale;
+  windows.inverse_scales[thread] = scale.inverse_scale(0);
   windows.low_offset[thread] = static_cast<uint32_t>(offset);
   windows.high_offset[thread] = static_cast<uint16_t>(offset >> 32);
+  return ptx::named_barrier_sync_or(barrier, kWarpgroup, scale.is_wide);
+}
+
+// Replaces the inverse scales by those of a chunk.
+__device__ __noinline__ void fill_wide(Windows& windows, const Params& params, int64_t first,
+                                       int chunk, int thread, int barrier) {
+  const int64_t last = params.conv.windows() - 1;
+  const Window window(params.sizes, min(first + thread, last));
+  const ImageScale& scale = params.images.scales[window.image];
+  ptx::named_barrier_sync(barrier, kWarpgroup);  // the last chunk's have been read
+  windows.inverse_scales[thread] =
+      scale.inverse_scale(scale.is_wide ? count_small_numbers(params, window, chunk) : 0);
   ptx::named_barrier_sync(barrier, kWarpgroup);
 }
 
@@ -392,7 +420,7 @@ __device__ void consume(const Params& params, Smem<T>& smem) {
   for (int64_t index = blockIdx.x; index < params.tiles; index += gridDim.x) {
     const TilePlace<T> tile(params, index);
     const int64_t first_window = tile.window + me.first_window();
-    fill(windows, params, first_window, me.thread, me.barrier());
+    const bool is_wide = fill(windows, params, first_window, me.thread, me.barrier());
     const int64_t filter = tile.filter + me.first_filter() + me.filter;
     float low[kElements], total[kElements];
     for (int chunk = chunks.first; chunk < chunks.end; ++chunk) {
@@ -401,6 +429,7 @@ __device__ void consume(const Params& params, Smem<T>& smem) {
           smem.full, pipe, steps, low, total,
           [&](int stage) { return operands_of(smem.stage[stage], me); },
           [&](int stage) { me.release(smem, stage); });
+      if (is_wide) fill_wide(windows, params, first_window, chunk, me.thread, me.barrier());
       float filter_scales[2];
       load_filter_scales(params.filters, chunk, filter, filter_scales);
       float2 window_scales[kElements / 4];
@@ -471,47 +500,12 @@ __global__ void __launch_bounds__(kWarpgroup)
 
 namespace {
 
-struct Plan {
-  int filters;  // of a tile
-  int64_t tiles, k_splits;
-  double time;  // in those of a chunk of a tile
-
-  Plan(const Convolution& conv, int of_filters, int64_t sms) : filters(of_filters) {
-    const int windows = 128 * 128 / filters;
-    tiles = ceil_div(conv.windows(), windows) * ceil_div(conv.filters, filters);
-    const int64_t chunks = ceil_div(conv.k(), kChunk);
-    const double length = static_cast<double>(conv.k()) / static_cast<double>(kChunk);
-    // The times are those of chunks; the reduction reads and writes each sum once more.
-    constexpr double kReduce = 0.25, kReduceEach = 0.03;
-    k_splits = 1;
-    time = static_cast<double>(ceil_div(tiles, sms)) * length;
-    const double reduce =
-        kReduce + kReduceEach * static_cast<double>(ceil_div(tiles * chunks, sms));
-    for (int64_t splits = 2; splits <= chunks; ++splits) {
-      // Blocks with fewer chunks, or with the last one, which may be short, fill the gaps.
-      const int64_t longest = ceil_div(chunks, splits);
-      const int64_t long_ones =
-          tiles * (splits * longest == chunks ? splits - 1 : splits - (splits * longest - chunks));
-      const double waves = static_cast<double>(ceil_div(std::max(long_ones, tiles), sms) * longest);
-      const double work = static_cast<double>(tiles) * length / static_cast<double>(sms);
-      if (std::max(waves, work) + reduce >= time) continue;
-      k_splits = splits, time = std::max(waves, work) + reduce;
-    }
-  }
-};
-
-// Tiles of 64 filters, if they leave less of the last one empty.
-Plan plan_of(const Convolution& conv, int64_t sms) {
-  const Plan wide(conv, 128, sms), narrow(conv, 64, sms);
-  return narrow.time < wide.time ? narrow : wide;
-}
-
 struct Buffers {
   SplitImages images;
   Presplit filters;
   Accumulators* partial_sums;
 
-  Buffers(const Convolution& conv, const Plan& plan, const SplitImages& images,
+  Buffers(const Convolution& conv, const ConvPlan& plan, const SplitImages& images,
           Workspace& workspace)
       : images(images), filters{.rows = conv.filters, .k = conv.k()} {
     filters.hi_lo = workspace.take<uint8_t>(filters.matrix_bytes()).data();
@@ -533,7 +527,7 @@ void split_filters(const Convolution& conv, const Presplit& presplit, const Cont
 }
 
 template <int kFilters>
-void launch(const Params& params, const Plan& plan, const Context& context) {
+void launch(const Params& params, const ConvPlan& plan, const Context& context) {
   constexpr size_t kBytes = sizeof(Smem<Tile<kFilters>>);
   const auto kernel = fp16x3::promotion(params.conv.k()) == 16 ? conv_fp16x3_kernel<16, kFilters>
                                                                : conv_fp16x3_kernel<32, kFilters>;
@@ -547,7 +541,7 @@ void launch(const Params& params, const Plan& plan, const Context& context) {
   launch_pdl(conv_split_k_reduce_kernel<kFilters>, parts, kWarpgroup, 0, context, params);
 }
 
-void run(const Convolution& conv, const Plan& plan, const Buffers& buffers,
+void run(const Convolution& conv, const ConvPlan& plan, const Buffers& buffers,
          const Context& context) {
   Params params{};
   params.map = im2col_map(conv, buffers.images.hi_lo, 128 * 128 / plan.filters, has_depth(conv));
@@ -573,7 +567,7 @@ int64_t conv_fp16x3_workspace(std::span<const Convolution> convs, int64_t sms) {
   int64_t most = 0;  // of the rest, which convolutions use one after another
   for (const Convolution& conv : convs) {
     most = std::max(most, workspace_bytes([&](Workspace& each) {
-                      Buffers(conv, plan_of(conv, sms), {}, each);
+                      Buffers(conv, conv_plan(conv, sms), {}, each);
                     }));
   }
   return images.bytes() + most;
@@ -588,7 +582,7 @@ bool launch_conv_fp16x3(std::span<const Convolution> convs, const Context& conte
   const SplitImages images = SplitImages::take(convs.front(), workspace);
   for (const Convolution& conv : convs) {
     Workspace rest(static_cast<std::byte*>(memory) + workspace.bytes());
-    const Plan plan = plan_of(conv, context.sms);
+    const ConvPlan plan = conv_plan(conv, context.sms);
     const Buffers buffers(conv, plan, images, rest);
     split_filters(conv, buffers.filters, context);
     if (&conv == &convs.front()) launch_split_images(conv, images, context);

@@ -62,7 +62,7 @@ __device__ const float* pixel_of(const Params& params, int64_t image, int64_t pi
          (pixel - row * conv.in[2]) * conv.x.spatial[2];
 }
 
-// A block finds the range of one part of an image. One clears what split_kernel() counts.
+// A block finds the range of one part of an image. All clear what split_kernel() counts.
 __global__ void __launch_bounds__(kThreads) range_kernel(const __grid_constant__ Params params) {
   ptx::pdl_launch_dependents();
   const Convolution& conv = params.conv;
@@ -103,11 +103,13 @@ __global__ void __launch_bounds__(kThreads) range_kernel(const __grid_constant__
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = range;
   __syncthreads();
   ptx::pdl_wait();
+  for (int64_t i = first; i < conv.in_pixels(); i += threads) {
+    params.images.small_numbers[image * conv.in_pixels() + i] = 0;
+  }
   if (threadIdx.x > 0) return;
   UNROLL
   for (int warp = 1; warp < kWarps; ++warp) add(range, of_warps[warp]);
   params.images.ranges[image * SplitImages::kParts + part] = range;
-  if (part == 0) params.images.small_numbers[image] = 0;
 }
 
 // --- Split ---------------------------------------------------------------------------------------
@@ -166,11 +168,12 @@ __global__ void __launch_bounds__(kThreads) split_kernel(const __grid_constant__
     }
   }
   if (image_is_wide) {
-    uint32_t small = 0;
     UNROLL
-    for (int i = 0; i < kEach; ++i) small += count_small_numbers(x[i], scale);
-    small = __reduce_add_sync(~0u, small);
-    if (thread % 32 == 0 && small > 0) atomicAdd(&params.images.small_numbers[image], small);
+    for (int i = 0; i < kEach; ++i) {
+      const uint32_t small = count_small_numbers(x[i], scale);
+      const int64_t pixel = first_pixel + i * kAtOnce + in_block;
+      if (small > 0) atomicAdd(&params.images.small_numbers[pixel], small);
+    }
   }
   if (params.channels_last) return;
   __syncthreads();

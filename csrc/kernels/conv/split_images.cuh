@@ -24,7 +24,7 @@ struct SplitImages {
 
   uint8_t* hi_lo = nullptr;
   ImageScale* scales = nullptr;       // of each image
-  uint32_t* small_numbers = nullptr;  // in each image
+  uint32_t* small_numbers = nullptr;  // of each pixel
   ImageRange* ranges = nullptr;       // of the parts of each image
 
   static SplitImages take(const Convolution& conv, Workspace& workspace) {
@@ -32,7 +32,7 @@ struct SplitImages {
     const int64_t pixels = conv.images * conv.in_pixels();
     split.hi_lo = workspace.take<uint8_t>(pixels * conv.padded_channels() * 4).data();
     split.scales = workspace.take<ImageScale>(conv.images).data();
-    split.small_numbers = workspace.take<uint32_t>(conv.images).data();
+    split.small_numbers = workspace.take<uint32_t>(pixels).data();
     split.ranges = workspace.take<ImageRange>(conv.images * kParts).data();
     return split;
   }

@@ -67,6 +67,7 @@ struct Tap {
 // The pixel that a window has at a tap.
 struct Pixel {
   bool exists = true;  // inside the image
+  int64_t index = 0;   // in the image
   int64_t offset;      // of its first channel, in x
 
   __device__ Pixel(const Convolution& conv, const Window& window, const Tap& tap)
@@ -75,6 +76,7 @@ struct Pixel {
     for (int d = 0; d < kSpatialDims; ++d) {
       const int64_t place = window.first(conv, d) + tap.at[d] * conv.dilation[d];
       exists &= place >= 0 && place < conv.in[d];
+      index = index * conv.in[d] + place;
       offset += place * conv.x.spatial[d];
     }
   }
