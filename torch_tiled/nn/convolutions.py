@@ -33,7 +33,31 @@ def conv1d(
     activation: str = "none",
     algorithm: str = "auto",
 ) -> torch.Tensor:
-    """torch.nn.functional.conv1d: see conv2d."""
+    """torch.nn.functional.conv1d by float16 products at float32's error, as conv2d computes it.
+
+    Args:
+        input: (images, channels, length), or without images. Any strides.
+        weight: (filters, channels / groups, length).
+        bias: (filters,), or None.
+        stride: as for PyTorch's function.
+        padding: as for conv2d.
+        dilation: as for PyTorch's function.
+        groups: as for PyTorch's function.
+        activation: as for conv2d.
+        algorithm: as for conv2d.
+
+    Returns:
+        (images, filters, length); in the order of input's dimensions, as conv2d says.
+
+    Raises:
+        RuntimeError: as conv2d does.
+        torch.OutOfMemoryError: as conv2d does.
+
+    Examples:
+        >>> x, weight = torch.randn(2, 8, 9), torch.randn(4, 8, 3)
+        >>> torch_tiled.nn.functional.conv1d(x, weight).shape
+        torch.Size([2, 4, 7])
+    """
     given = (input, weight, bias, stride, padding, dilation, groups, activation, algorithm)
     return _convolve(1, *given)
 
@@ -99,7 +123,31 @@ def conv3d(
     activation: str = "none",
     algorithm: str = "auto",
 ) -> torch.Tensor:
-    """torch.nn.functional.conv3d: see conv2d."""
+    """torch.nn.functional.conv3d by float16 products at float32's error, as conv2d computes it.
+
+    Args:
+        input: (images, channels, depth, height, width), or without images. Any strides.
+        weight: (filters, channels / groups, depth, height, width).
+        bias: (filters,), or None.
+        stride: as for PyTorch's function.
+        padding: as for conv2d.
+        dilation: as for PyTorch's function.
+        groups: as for PyTorch's function.
+        activation: as for conv2d.
+        algorithm: as for conv2d.
+
+    Returns:
+        (images, filters, depth, height, width); in the order of input's dimensions, as conv2d says.
+
+    Raises:
+        RuntimeError: as conv2d does.
+        torch.OutOfMemoryError: as conv2d does.
+
+    Examples:
+        >>> x, weight = torch.randn(2, 8, *(5,) * 3), torch.randn(4, 8, 3, 3, 3)
+        >>> torch_tiled.nn.functional.conv3d(x, weight).shape
+        torch.Size([2, 4, 3, 3, 3])
+    """
     given = (input, weight, bias, stride, padding, dilation, groups, activation, algorithm)
     return _convolve(3, *given)
 
