@@ -429,18 +429,18 @@ __device__ void consume(const Params& params, Smem<T>& smem) {
           smem.full, pipe, steps, low, total,
           [&](int stage) { return operands_of(smem.stage[stage], me); },
           [&](int stage) { me.release(smem, stage); });
-      if (is_wide) fill_wide(windows, params, first_window, chunk, me.thread, me.barrier());
       float filter_scales[2];
       load_filter_scales(params.filters, chunk, filter, filter_scales);
+      wgmma::wait_group<0>();
+      wgmma::fence_operand(low);
+      me.release(smem, last);
+      if (is_wide) fill_wide(windows, params, first_window, chunk, me.thread, me.barrier());
       float2 window_scales[kElements / 4];
       UNROLL
       for (int j = 0; j < kElements / 4; ++j) {
         window_scales[j] =
             *reinterpret_cast<const float2*>(&windows.inverse_scales[me.window + j * 8]);
       }
-      wgmma::wait_group<0>();
-      wgmma::fence_operand(low);
-      me.release(smem, last);
       descale_chunk(total, low, filter_scales, window_scales, kPromote);
       if (gridDim.y > 1) {
         store_sums(sums_of_chunk(params, index, chunk, me.warpgroup), me.thread, total);
