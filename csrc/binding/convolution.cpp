@@ -3,10 +3,12 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <limits>
 #include <span>
 
 #include "binding/json.h"
 #include "binding/run.h"
+#include "binding/stream.h"
 #include "core/convolution.h"
 #include "core/error.h"
 #include "cpu/convolution.h"
@@ -33,11 +35,14 @@ struct Sizes {
 
 void check_list(const char* op, const char* name, const std::vector<int64_t>& values, int64_t dims,
                 int64_t least) {
-  const bool fits = static_cast<int64_t>(values.size()) == dims &&
-                    std::ranges::all_of(values, [&](int64_t each) { return each >= least; });
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  const bool fits =
+      static_cast<int64_t>(values.size()) == dims &&
+      std::ranges::all_of(values, [&](int64_t each) { return each >= least && each <= kMost; });
   if (fits) return;
   fail(op, std::string(name) + " is " + to_string(values) + "; it must have " +
-               std::to_string(dims) + " numbers, each at least " + std::to_string(least));
+               std::to_string(dims) + " numbers, each at least " + std::to_string(least) +
+               " and below 2**31");
 }
 
 // Checks the sizes, and finds those of the result, of which a dimension may not be negative.
@@ -192,7 +197,17 @@ Tensor conv(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& 
   Tensor y = allocate_images(kOp, sizes.out, is_channels_last(x) || is_channels_last(weight), x);
   Convolution group = make_group(sizes, stride, padding, dilation);
   if (group.windows() == 0 || group.filters == 0) return y;
-  if (is_empty(group)) fail(kOp, "x is " + shape_of(x) + "; it must have channels");
+  if (x.numel() == 0) {  // sums of nothing, or of padding alone
+    torch::stable::zero_(y);
+    if (bias) {
+      Tensor row = allocate(kOp, {weight.size(0), 1}, ScalarType::Float, x);
+      torch::stable::copy_(row, torch::stable::unsqueeze(*bias, 1));
+      activate_(row, activation);
+      for (int64_t d = 1; d < sizes.dims(); ++d) row = torch::stable::unsqueeze(row, 1);
+      torch::stable::copy_(y, row);
+    }
+    return y;
+  }
   group.activation = parsed;
   Launches launches(kOp, x);
   for (int64_t g = 0; g < groups; ++g) {
@@ -216,7 +231,7 @@ Tensor conv_transposed(const Tensor& grad, const Tensor& weight, const std::vect
   check_float32(kTransposedOp, {"weight", weight});
   check_same_device(kTransposedOp, {"weight", weight}, {"grad", grad});
   const Shape weight_shape(weight.sizes().begin(), weight.sizes().end());
-  check_list(kTransposedOp, "size", size, weight.dim() - 2, 1);
+  check_list(kTransposedOp, "size", size, weight.dim() - 2, 0);
   if (grad.dim() != weight.dim()) {
     fail(kTransposedOp, "grad is " + shape_of(grad) + " and weight is " + shape_of(weight) +
                             "; they must have as many dimensions");

@@ -171,6 +171,14 @@ def test_sizes_of_zero(device):
     geometry = ([1, 1], [0, 0], [1, 1], 1)
     assert conv(weight.new_empty(0, 3, 5, 5), weight, None, *geometry, "none").shape == (0, 4, 4, 4)
     assert transposed(weight.new_empty(0, 4, 4, 4), weight, [5, 5], *geometry).shape == (0, 3, 5, 5)
+    tall = weight.new_empty(2, 3, 0, 5, requires_grad=True)  # of padding alone
+    padded = [1, 1], [2, 0], [1, 1], 1
+    y = conv(tall, weight, None, *padded, "none")
+    assert torch.equal(y, torch.zeros(2, 4, 3, 4, device=device))
+    bias = torch.randn(4, device=device)
+    y_of_bias = conv(tall, weight, bias, *padded, "relu").detach()
+    assert torch.equal(y_of_bias, bias.relu()[:, None, None].expand(2, 4, 3, 4))
+    assert torch.autograd.grad(y.sum(), tall)[0].shape == tall.shape
 
 
 # --- derivatives and transforms ------------------------------------------------------------------
@@ -291,9 +299,11 @@ def test_compiled_with_sizes_that_change(device):
 @pytest.mark.parametrize("taps", [2, 3])
 def test_functions_take_what_pytorchs_take(rank, padding, taps):
     weight, x = torch.randn(4, 3, *(taps,) * rank), torch.randn(2, 3, *(6,) * rank)
-    for input, dilation in itertools.product((x, x[0]), (1, 2)):
+    for input, dilation in itertools.product((x, x[:1], x[0]), (1, 2)):
         found = OURS[rank](input, weight, None, 1, padding, dilation, algorithm="fp16x3")
         assert_close(found, TORCH[rank](input, weight, None, 1, padding, dilation))
+        given = input, weight, None, 1, padding, dilation
+        assert torch_tiled.nn.functional.explain_conv(*given)["algorithm"] == "torch"
 
 
 def test_auto_is_pytorchs_on_a_cpu():
@@ -329,6 +339,14 @@ def test_explain_says_why():
     x = torch.empty(8, 64, 56, 56, device="meta")
     large = explain(x, torch.empty(64, 64, 3, 3), padding=1)
     assert large["algorithm"] == "fp16x3"
+    assert large["workspace_bytes"] > 4 * x.numel() and large["workspace_bytes_of_gradient"] > 0
+    short = explain(torch.empty(2, 64, 32), torch.empty(64, 64, 6))  # 384 terms
+    assert short["algorithm"] == "torch" and short["workspace_bytes"] == 0
+    assert "float64" in explain(x.double(), torch.empty(64, 64, 3, 3))["reason"]
+    with pytest.raises(RuntimeError, match="groups is 0"):
+        explain(x, torch.empty(64, 64, 3, 3), groups=0)
+    with pytest.raises(RuntimeError, match="3 to 5 dimensions"):
+        explain(x[0, 0], torch.empty(64, 64))
     small = explain(x, torch.empty(8, 64, 3, 3), padding=1)
     assert small["algorithm"] == "torch" and "8 filters" in small["reason"]
     one = explain(x, torch.empty(64, 64, 1, 1))
@@ -347,6 +365,7 @@ def test_explain_says_why():
         ({"x": (2, 33, 1, 1), "padding": [0, 0]}, "a filter reaches over 3"),
         ({"stride": [0, 1]}, r"stride is \(0, 1\)"),
         ({"padding": [1]}, r"padding is \(1"),
+        ({"padding": [1, 2**62]}, r"below 2\*\*31"),
         ({"dilation": [1, -1]}, "dilation is"),
         ({"groups": 2}, "groups is 2"),
         ({"bias": (16,)}, r"bias must be \(filters,\)"),
@@ -374,3 +393,13 @@ def test_errors_of_names():
         torch_tiled.nn.functional.conv2d(x, weight, stride=2, padding="same", algorithm="fp16x3")
     with pytest.raises(RuntimeError, match="dimensions"):
         torch_tiled.nn.functional.conv2d(x[0, 0], weight, algorithm="fp16x3")
+    with pytest.raises(RuntimeError, match="input is of type NoneType"):
+        torch_tiled.nn.functional.conv2d(None, weight, algorithm="fp16x3")
+    with pytest.raises(RuntimeError, match=r"pass input.float\(\)"):
+        torch_tiled.nn.functional.conv2d(x.double(), weight, algorithm="fp16x3")
+    with pytest.raises(RuntimeError, match="stride is 'two'"):
+        torch_tiled.nn.functional.conv2d(x, weight, stride="two", algorithm="fp16x3")
+    with pytest.raises(RuntimeError, match="no activation"):
+        torch_tiled.nn.functional.conv2d(x, weight, activation=["relu"])
+    taken = torch_tiled.nn.functional.conv2d(x, weight, stride=torch.tensor(2), algorithm="fp16x3")
+    assert_close(taken, F.conv2d(x, weight, stride=2))

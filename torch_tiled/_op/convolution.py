@@ -197,10 +197,10 @@ def _shape_of_result(op, x, weight, stride, padding, dilation, groups):
     for name, values, least in (
         *(("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1)),
     ):
-        if len(values) != dims or any(value < least for value in values):
+        if len(values) != dims or any(not least <= value < 2**31 for value in values):
             raise RuntimeError(
                 f"{op}: {name} is {_shape_text(values)}; it must have {dims} numbers, each at "
-                f"least {least}"
+                f"least {least} and below 2**31"
             )
     _check(
         groups >= 1 and weight[0] % groups == 0 and x[1] == weight[1] * groups,

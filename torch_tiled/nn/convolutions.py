@@ -2,10 +2,12 @@
 
 import json
 import math
+import operator
 
 import torch
 import torch.nn.functional as F
 
+from .._internals import is_jit_tracing
 from .._op.activations import ACTIVATIONS
 from .._op.call import call, entry_points
 from .._op.namespace import operators
@@ -91,8 +93,8 @@ def conv2d(
         activation: "none", "relu", "gelu", "gelu_tanh", "tanh" or "silu".
         algorithm: "auto", "fp16x3" or "torch". "fp16x3" takes float32 tensors, on a Hopper GPU
             or, with the same bits but slowly, on a CPU. "torch" is PyTorch's function. "auto" is
-            fp16x3 for float32 tensors on a Hopper GPU, outside of autocast regions, if the filters
-            of a group are at least 64 and their sums at least 512 long, over 48 channels or more,
+            fp16x3 for float32 tensors on a Hopper GPU, outside of autocast regions, if a group
+            has at least 64 filters of at least 48 channels and 512 weights,
             and else PyTorch's function: the layer alone decides, and not its input's size.
 
     Returns:
@@ -155,16 +157,18 @@ def conv3d(
 def explain_conv(
     input: torch.Tensor,
     weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
     stride: int | tuple[int, ...] = 1,
     padding: int | tuple[int, ...] | str = 0,
     dilation: int | tuple[int, ...] = 1,
     groups: int = 1,
 ) -> dict[str, str | int]:
-    """What "auto" would do for a convolution on a Hopper GPU, and why.
+    """What "auto" would do for a convolution on a Hopper GPU outside of autocast regions, and why.
 
     Args:
-        input: of any device, also meta; with images.
+        input: as for conv2d; of any device, also meta.
         weight: as for conv2d.
+        bias: as for conv2d.
         stride: as for conv2d.
         padding: as for conv2d.
         dilation: as for conv2d.
@@ -173,23 +177,43 @@ def explain_conv(
     Returns:
         "algorithm": "fp16x3" or "torch"; "reason": a sentence; and the bytes that fp16x3 needs
         beside the result, "workspace_bytes", and for the gradient of input,
-        "workspace_bytes_of_gradient". Both are 0 if it does not take the sizes.
+        "workspace_bytes_of_gradient". Both are 0 if the algorithm is "torch".
 
     Raises:
-        RuntimeError: as conv2d does.
+        RuntimeError: as conv2d does for "fp16x3".
 
     Examples:
         >>> x, weight = torch.empty(8, 64, 56, 56), torch.empty(64, 64, 3, 3)
         >>> torch_tiled.nn.functional.explain_conv(x, weight, padding=1)["algorithm"]
         'fp16x3'
     """
+    given = {"input": input, "weight": weight} | ({} if bias is None else {"bias": bias})
+    for name, tensor in given.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise RuntimeError(
+                f"torch_tiled.nn.functional.explain_conv: {name} is of type "
+                f"{type(tensor).__name__}; pass a tensor"
+            )
     rank = weight.dim() - 2
+    if rank not in _TORCH or input.dim() not in (rank + 1, rank + 2) or groups < 1:
+        raise RuntimeError(
+            f"torch_tiled.nn.functional.explain_conv: input is {tuple(input.shape)}, weight is "
+            f"{tuple(weight.shape)} and groups is {groups}; weight must have 3 to 5 dimensions, "
+            f"input as many, or one less without images, and groups must be positive"
+        )
     stride, padding, dilation = _geometry(rank, weight, stride, padding, dilation)
-    reason = _why_torch(rank, weight, stride, padding, dilation, groups)
+    wrong = [f"{name} is {x.dtype}" for name, x in given.items() if x.dtype != torch.float32]
+    reason = f"{wrong[0]}, and fp16x3 takes torch.float32." if wrong else None
+    reason = reason or _why_torch(rank, weight, stride, padding, dilation, groups)
+    shape = list(input.shape if input.dim() == rank + 2 else (1, *input.shape))
+    if isinstance(padding[0], tuple):
+        for d, sides in enumerate(padding):
+            shape[d + 2] += sum(sides)
+        padding = [0] * rank
     sms = 132
     if torch.cuda.is_available():
         sms = torch.cuda.get_device_properties(0).multi_processor_count
-    sizes = list(input.shape), list(weight.shape), stride, padding, dilation, groups
+    sizes = shape, list(weight.shape), stride, padding, dilation, groups
     forward, backward = (
         json.loads(operators._explain_conv.default(*sizes, transposed, sms))
         for transposed in (False, True)
@@ -197,8 +221,8 @@ def explain_conv(
     return {
         "algorithm": "torch" if reason else "fp16x3",
         "reason": reason or "The layer is large enough for three float16 products.",
-        "workspace_bytes": forward["workspace_bytes"],
-        "workspace_bytes_of_gradient": backward["workspace_bytes"],
+        "workspace_bytes": 0 if reason else forward["workspace_bytes"],
+        "workspace_bytes_of_gradient": 0 if reason else backward["workspace_bytes"],
     }
 
 
@@ -209,10 +233,15 @@ def _convolve(rank, input, weight, bias, stride, padding, dilation, groups, acti
         raise RuntimeError(
             f'{name}: there is no algorithm "{algorithm}"; choose {", ".join(others)} or {last}'
         )
-    if activation != "none" and activation not in ACTIVATIONS:
+    if activation not in ("none", *ACTIVATIONS):
         raise RuntimeError(
             f'{name}: there is no activation "{activation}"; choose none, {", ".join(ACTIVATIONS)}'
         )
+    for argument, given in (("input", input), ("weight", weight)):
+        if not isinstance(given, torch.Tensor):
+            raise RuntimeError(
+                f"{name}: {argument} is of type {type(given).__name__}; pass a tensor"
+            )
     if algorithm == "torch" or (
         algorithm == "auto"
         and not takes(rank, input, weight, bias, stride, padding, dilation, groups)
@@ -224,8 +253,15 @@ def _convolve(rank, input, weight, bias, stride, padding, dilation, groups, acti
             f"{name}: input is {tuple(input.shape)} and weight is {tuple(weight.shape)}; input "
             f"must have {rank + 2} dimensions, or {rank + 1} without images, and weight {rank + 2}"
         )
+    for argument, given in (("input", input), ("weight", weight)):
+        if given.dtype != torch.float32:
+            raise RuntimeError(
+                f'{name}: {argument} is {given.dtype}, and "fp16x3" takes torch.float32; pass '
+                f'{argument}.float(), or algorithm="torch"'
+            )
     stride, padding, dilation = _geometry(rank, weight, stride, padding, dilation)
-    x = input if input.dim() == rank + 2 else input.unsqueeze(0)
+    is_batch = input.dim() == rank + 2
+    x = input if is_batch else input.unsqueeze(0)
     if isinstance(padding[0], tuple):  # another one on each side
         x = F.pad(x, [each for sides in reversed(padding) for each in sides])
         padding = [0] * rank
@@ -237,7 +273,7 @@ def _convolve(rank, input, weight, bias, stride, padding, dilation, groups, acti
         groups=groups,
         activation=activation,
     )
-    return y if x is input else y.squeeze(0)
+    return y if is_batch else y.squeeze(0)
 
 
 def takes(rank, input, weight, bias, stride, padding, dilation, groups) -> bool:
@@ -248,6 +284,8 @@ def takes(rank, input, weight, bias, stride, padding, dilation, groups) -> bool:
     if any(x.dtype != torch.float32 for x in tensors) or torch.is_autocast_enabled("cuda"):
         return False
     if any(type(x).__name__ == "DTensor" for x in tensors) or not is_hopper(input.device):
+        return False
+    if is_jit_tracing():  # it records lists of integers as tensors
         return False
     if weight.dim() != rank + 2 or input.dim() not in (rank + 1, rank + 2) or 0 in input.shape:
         return False
@@ -266,8 +304,7 @@ def _why_torch(rank, weight, stride, padding, dilation, groups):
     filters, channels = weight.shape[0] // groups, weight.shape[1]
     if taps == 1:
         return "A filter of one tap is a matrix product: torch_tiled.override computes it as one."
-    k = taps * (channels + 31) // 32 * 32
-    if filters < _LEAST_FILTERS or channels < _LEAST_CHANNELS or k < _LEAST_K:
+    if min(filters - _LEAST_FILTERS, channels - _LEAST_CHANNELS, taps * channels - _LEAST_K) < 0:
         return (
             f"PyTorch's kernels are as fast for {filters} filters of {channels} channels and "
             f"{taps} taps in a group."
@@ -302,8 +339,12 @@ def _geometry(rank, weight, stride, padding, dilation):
 
 def _numbers(rank, name, given):
     values = list(given) if isinstance(given, (tuple, list)) else [given]
-    if len(values) not in (1, rank) or not all(isinstance(x, (int, torch.SymInt)) for x in values):
+    try:
+        values = [x if isinstance(x, torch.SymInt) else operator.index(x) for x in values]
+    except TypeError:
+        values = []
+    if len(values) not in (1, rank):
         raise RuntimeError(
-            f"torch_tiled.nn.functional: {name} is {given}; pass an integer, or {rank} of them"
+            f"torch_tiled.nn.functional: {name} is {given!r}; pass an integer, or {rank} of them"
         )
     return values * rank if len(values) == 1 else values
