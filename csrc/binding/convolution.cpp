@@ -147,8 +147,8 @@ Tensor allocate_images(const char* op, const Shape& shape, bool channels_last, c
 }
 
 // Launches convolutions of the same images.
-void launch(const char* op, std::span<const Convolution> convs, Launches& launches,
-            const Tensor& like) {
+void launch([[maybe_unused]] const char* op, std::span<const Convolution> convs, Launches& launches,
+            [[maybe_unused]] const Tensor& like) {
   if (launches.context.on_host()) {
     for (const Convolution& conv : convs) cpu::launch_conv_fp16x3(conv, launches.context);
     return;

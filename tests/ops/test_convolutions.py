@@ -318,12 +318,9 @@ def test_auto_and_the_flag_of_tf32():
     weight = torch.randn(64, 64, 3, 3, device="cuda", requires_grad=True)
     y = torch_tiled.nn.functional.conv2d(x, weight, padding=1)
     assert_same(y, conv(x, weight, None, [1, 1], [1, 1], [1, 1], 1, "none"))
-    torch.backends.cudnn.allow_tf32, before = True, torch.backends.cudnn.allow_tf32
-    try:
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
         grads = torch.autograd.grad(y, (x, weight), torch.ones_like(y))
         assert torch.backends.cudnn.allow_tf32
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
     wide = [t.detach().double().requires_grad_() for t in (x, weight)]
     of_wide = F.conv2d(*wide, padding=1)
     for found, expected in zip(

@@ -8,7 +8,13 @@ import threading
 
 import torch
 
-from .._internals import SingleLevelFunction, primal_of, set_forward_ad_enabled
+from .._internals import (
+    SingleLevelFunction,
+    get_fp32_precision,
+    primal_of,
+    set_forward_ad_enabled,
+    set_fp32_precision,
+)
 from .activations import ACTIVATIONS
 from .checks import _check, _check_same_device, _shape
 from .gradient_flow import is_differentiated_in_graph
@@ -23,7 +29,7 @@ _GEOMETRY = ("stride", "padding", "dilation", "groups")
 
 _conv = operators._conv.default
 _transposed = operators._conv_transposed.default
-_tf32 = threading.Lock()  # of the flag that cuDNN's calls read
+_precision = threading.Lock()  # of torch.backends.cudnn.conv.fp32_precision
 
 
 def _compute_filter_gradient(x, grad, size, stride, padding, dilation, groups):
@@ -31,14 +37,19 @@ def _compute_filter_gradient(x, grad, size, stride, padding, dilation, groups):
     weight = x.new_empty(()).expand(grad.shape[1], x.shape[1] // groups, *size)
     zeros, mask = [0] * len(size), [False, True, False]
     options = (stride, padding, dilation, False, zeros, groups, mask)
-    cudnn = torch.backends.cudnn
-    with _tf32:
-        allowed, cudnn.allow_tf32 = cudnn.allow_tf32, False
+
+    def compute():
+        return torch.ops.aten.convolution_backward(grad, x, weight, None, *options)[1].contiguous()
+
+    if not x.is_cuda:
+        return compute()
+    with _precision:
+        allowed = get_fp32_precision("cuda", "conv")
+        set_fp32_precision("cuda", "conv", "ieee")
         try:
-            gradient = torch.ops.aten.convolution_backward(grad, x, weight, None, *options)[1]
-            return gradient.contiguous()
+            return compute()
         finally:
-            cudnn.allow_tf32 = allowed
+            set_fp32_precision("cuda", "conv", allowed)
 
 
 # --- derivatives ---------------------------------------------------------------------------------
