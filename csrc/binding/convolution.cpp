@@ -257,7 +257,8 @@ Tensor conv_transposed(const Tensor& grad, const Tensor& weight, const std::vect
     const auto dy = images_of(floats_of(grad), grad, 1, g * group.filters);
     const auto parts = transposed(
         conv, dy, images_of(static_cast<float*>(dx.mutable_data_ptr()), dx, 1, g * group.channels));
-    if (g == 0 && static_cast<int64_t>(parts.size()) < all) torch::stable::zero_(dx);
+    const bool has_gaps = static_cast<int64_t>(parts.size()) < all || grad.numel() == 0;
+    if (g == 0 && has_gaps) torch::stable::zero_(dx);
     if (!parts.empty() && !is_empty(parts.front())) launch(kTransposedOp, parts, launches, grad);
   }
   return dx;

@@ -171,6 +171,10 @@ def test_sizes_of_zero(device):
     geometry = ([1, 1], [0, 0], [1, 1], 1)
     assert conv(weight.new_empty(0, 3, 5, 5), weight, None, *geometry, "none").shape == (0, 4, 4, 4)
     assert transposed(weight.new_empty(0, 4, 4, 4), weight, [5, 5], *geometry).shape == (0, 3, 5, 5)
+    none = torch.full((2, 3, 5, 5), torch.nan, device=device)  # memory that is used again
+    del none
+    grad = transposed(weight.new_empty(2, 0, 4, 4), weight[:0], [5, 5], *geometry)
+    assert torch.equal(grad, torch.zeros(2, 3, 5, 5, device=device))
     tall = weight.new_empty(2, 3, 0, 5, requires_grad=True)  # of padding alone
     padded = [1, 1], [2, 0], [1, 1], 1
     y = conv(tall, weight, None, *padded, "none")
