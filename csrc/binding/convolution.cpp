@@ -45,7 +45,7 @@ void check_list(const char* op, const char* name, const std::vector<int64_t>& va
                " and below 2**31");
 }
 
-// Checks the sizes, and finds those of the result, of which a dimension may not be negative.
+// Checks the sizes, and finds the result's.
 Sizes check_sizes(const char* op, const Shape& x, const Shape& weight,
                   const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
                   const std::vector<int64_t>& dilation, int64_t groups) {

@@ -5,8 +5,8 @@
 // order_fp16x3.h, except for the scale of windows. K counts taps row by row, and the channels of
 // each, padded with zeros to whole steps (core/convolution.h). All windows of an image have the
 // scale of the image, in all chunks: its largest magnitude decides. A chunk of a window is coarse
-// if the image is. Its small numbers are those of the pixels that it touches, in all their
-// channels, but at most kChunk.
+// if the image is. It has the small numbers of all channels of the pixels that it touches, but at
+// most kChunk.
 
 #include <cstdint>
 
@@ -15,8 +15,8 @@
 
 namespace tiled {
 
-// The scale of an image, from its largest magnitude's bits, those of its least one except 0 less 1,
-// and the bitwise or of all.
+// The scale of an image, from the bits of its largest magnitude, the bits less 1 of its least one
+// except 0, and the bitwise or of all.
 struct ImageScale {
   uint32_t largest;
   bool is_coarse, is_wide;

@@ -12,6 +12,7 @@
 #include "core/order_fp16x3.h"
 #include "cpu/fp16x3.h"
 #include "cpu/parallel.h"
+#include "cpu/recompute.h"
 
 namespace tiled::cpu {
 namespace {
@@ -21,7 +22,7 @@ constexpr int kTile = kFp16x3Tile;
 struct Place {
   int64_t at[kSpatialDims];
 
-  // Of an index that counts row by row.
+  // `index` counts row by row.
   Place(const int64_t (&sizes)[kSpatialDims], int64_t index)
       : at{index / sizes[2] / sizes[1], index / sizes[2] % sizes[1], index % sizes[2]} {}
   template <class T>
@@ -84,15 +85,9 @@ std::optional<Pixel> pixel_of(const Convolution& conv, int64_t window, int64_t t
 // Sums an element in the chunked order.
 template <class A, class B>
 float recompute(const A& a, const B& b, int64_t row, int64_t col, int64_t k) {
-  float total = kAddIdentity<float>;
-  for (int64_t begin = 0; begin < k; begin += kChunk) {
-    float sum = 0;
-    for (int64_t i = begin; i < std::min<int64_t>(k, begin + kChunk); ++i) {
-      sum = fused_multiply_add(a(row, i), b(col, i), sum);
-    }
-    total += sum;
-  }
-  return total;
+  std::vector<float> of_a(k), of_b(k);
+  for (int64_t i = 0; i < k; ++i) of_a[i] = a(row, i), of_b[i] = b(col, i);
+  return sum_in_chunks(k, of_a.data(), 1, of_b.data(), 1);
 }
 
 // The product of two matrices, (rows, k) and (cols, k), that give their numbers by a(row, k) and

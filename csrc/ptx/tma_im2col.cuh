@@ -19,7 +19,7 @@ __device__ inline void tma_load_im2col(void* smem, const void* map, const int (&
       "r"(shared_address(barrier)), "h"(offsets[0]), "h"(offsets[1]), "h"(offsets[2])
       : "memory");
 }
-// The same of images without depth, whose coordinate and offset are left out.
+// The same for images without depth: its coordinate and its offset are left out.
 __device__ inline void tma_load_im2col_2d(void* smem, const void* map, const int (&coords)[5],
                                           const uint16_t (&offsets)[3], uint64_t* barrier) {
   asm volatile(

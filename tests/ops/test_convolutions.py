@@ -45,7 +45,7 @@ def draw(case, device="cpu", channels_last=False):
 
 
 def assert_near(y, expected, magnitude, k):
-    """Errors are below those of the order in magnitudes: tests/helpers/reference.py.
+    """Errors are below the order's bound in magnitudes: tests/helpers/reference.py.
 
     An image's scale loses no more than a row's. Channels are padded, which makes K longer.
     """

@@ -100,76 +100,65 @@ class Conv(SingleLevelFunction):
             return _tangent(by_x, by_weight, of_bias)
 
 
-class Transposed(SingleLevelFunction):
-    """The gradient of x from that of the result."""
+def _bilinear(compute, of_first, of_second):
+    """The Function of an operator of two tensors that is linear in each, with a result of a size.
 
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, options, grad, weight = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(grad, weight)
-        ctx.save_for_forward(grad, weight)
-        ctx.size, ctx.geometry = options["size"], [options[name] for name in _GEOMETRY]
+    Its arguments are `below`, as for Conv; the operator's options; the two tensors.
 
-    @staticmethod
-    def backward(ctx, of_x):
-        if of_x is None:
-            return (None,) * 4
-        grad, weight = ctx.saved_tensors
-        _, _, needs_grad, needs_weight = ctx.needs_input_grad
-        of_grad = of_weight = None
-        if needs_grad:
-            of_grad = _conv(of_x, weight, None, *ctx.geometry, "none")
-        if needs_weight:
-            of_weight = _filter_gradient()(of_x, grad, weight.shape[2:], *ctx.geometry)
-        return None, None, of_grad, of_weight
+    Args:
+        compute: the operator, of both tensors, the size and the geometry.
+        of_first: the gradient of the first tensor, from that of the result, both tensors and the
+            geometry.
+        of_second: the gradient of the second tensor.
+    """
 
-    @staticmethod
-    def jvp(ctx, _, __, of_grad, of_weight):
-        with set_forward_ad_enabled(True):
-            grad, weight = map(primal_of, ctx.saved_tensors)
-            by_grad = by_weight = None
-            if of_grad is not None:
-                by_grad = _transposed(of_grad, weight, ctx.size, *ctx.geometry)
-            if of_weight is not None:
-                by_weight = _transposed(grad, of_weight, ctx.size, *ctx.geometry)
-            return _tangent(by_grad, by_weight)
+    class Bilinear(SingleLevelFunction):
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            _, options, first, second = inputs
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(first, second)
+            ctx.save_for_forward(first, second)
+            ctx.size, ctx.geometry = options["size"], [options[name] for name in _GEOMETRY]
+
+        @staticmethod
+        def backward(ctx, grad):
+            if grad is None:
+                return (None,) * 4
+            _, _, needs_first, needs_second = ctx.needs_input_grad
+            given = grad, *ctx.saved_tensors, *ctx.geometry
+            grad_first = of_first(*given) if needs_first else None
+            return None, None, grad_first, of_second(*given) if needs_second else None
+
+        @staticmethod
+        def jvp(ctx, _, __, first_tangent, second_tangent):
+            with set_forward_ad_enabled(True):
+                first, second = map(primal_of, ctx.saved_tensors)
+                options = ctx.size, *ctx.geometry
+                by_first = by_second = None
+                if first_tangent is not None:
+                    by_first = compute(first_tangent, second, *options)
+                if second_tangent is not None:
+                    by_second = compute(first, second_tangent, *options)
+                return _tangent(by_first, by_second)
+
+    return Bilinear
 
 
-class FilterGradient(SingleLevelFunction):
-    """The gradient of filters from x and the gradient of the result."""
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, options, x, grad = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, grad)
-        ctx.save_for_forward(x, grad)
-        ctx.size, ctx.geometry = options["size"], [options[name] for name in _GEOMETRY]
-
-    @staticmethod
-    def backward(ctx, of_weight):
-        if of_weight is None:
-            return (None,) * 4
-        x, grad = ctx.saved_tensors
-        _, _, needs_x, needs_grad = ctx.needs_input_grad
-        of_x = of_grad = None
-        if needs_x:
-            of_x = _transposed(grad, of_weight, x.shape[2:], *ctx.geometry)
-        if needs_grad:
-            of_grad = _conv(x, of_weight, None, *ctx.geometry, "none")
-        return None, None, of_x, of_grad
-
-    @staticmethod
-    def jvp(ctx, _, __, of_x, of_grad):
-        with set_forward_ad_enabled(True):
-            x, grad = map(primal_of, ctx.saved_tensors)
-            by_x = by_grad = None
-            if of_x is not None:
-                by_x = _filter_gradient()(of_x, grad, ctx.size, *ctx.geometry)
-            if of_grad is not None:
-                by_grad = _filter_gradient()(x, of_grad, ctx.size, *ctx.geometry)
-            return _tangent(by_x, by_grad)
+# The gradient of x from that of the result, grad.
+Transposed = _bilinear(
+    _transposed,
+    lambda of_x, grad, weight, *geometry: _conv(of_x, weight, None, *geometry, "none"),
+    lambda of_x, grad, weight, *geometry: _filter_gradient()(
+        of_x, grad, weight.shape[2:], *geometry
+    ),
+)
+# The gradient of filters from x and the gradient of the result.
+FilterGradient = _bilinear(
+    lambda *arguments: _filter_gradient()(*arguments),
+    lambda of_weight, x, grad, *geometry: _transposed(grad, of_weight, x.shape[2:], *geometry),
+    lambda of_weight, x, grad, *geometry: _conv(x, of_weight, None, *geometry, "none"),
+)
 
 
 def _filter_gradient():

@@ -18,7 +18,7 @@ __all__ = ["conv1d", "conv2d", "conv3d", "explain_conv"]
 _conv = entry_points(operators._conv.default)
 _TORCH = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _ALGORITHMS = ("auto", "fp16x3", "torch")
-# Of what PyTorch's kernels are not faster: measured on an H200, docs/guide/convolutions.md.
+# From here on PyTorch's kernels are not faster: measured on an H200, docs/guide/convolutions.md.
 _LEAST_CHANNELS, _LEAST_FILTERS, _LEAST_K = 48, 64, 512  # of a group
 _MOST_REACH = {1: 120, 2: 120, 3: 15}  # of a filter, less 1, and of the padding: by TMA
 
@@ -188,12 +188,7 @@ def explain_conv(
         'fp16x3'
     """
     given = {"input": input, "weight": weight} | ({} if bias is None else {"bias": bias})
-    for name, tensor in given.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise RuntimeError(
-                f"torch_tiled.nn.functional.explain_conv: {name} is of type "
-                f"{type(tensor).__name__}; pass a tensor"
-            )
+    _check_are_tensors("torch_tiled.nn.functional.explain_conv", given)
     rank = weight.dim() - 2
     if rank not in _TORCH or input.dim() not in (rank + 1, rank + 2) or groups < 1:
         raise RuntimeError(
@@ -237,11 +232,7 @@ def _convolve(rank, input, weight, bias, stride, padding, dilation, groups, acti
         raise RuntimeError(
             f'{name}: there is no activation "{activation}"; choose none, {", ".join(ACTIVATIONS)}'
         )
-    for argument, given in (("input", input), ("weight", weight)):
-        if not isinstance(given, torch.Tensor):
-            raise RuntimeError(
-                f"{name}: {argument} is of type {type(given).__name__}; pass a tensor"
-            )
+    _check_are_tensors(name, {"input": input, "weight": weight})
     if algorithm == "torch" or (
         algorithm == "auto"
         and not takes(rank, input, weight, bias, stride, padding, dilation, groups)
@@ -274,6 +265,12 @@ def _convolve(rank, input, weight, bias, stride, padding, dilation, groups, acti
         activation=activation,
     )
     return y if is_batch else y.squeeze(0)
+
+
+def _check_are_tensors(name, given):
+    for argument, x in given.items():
+        if not isinstance(x, torch.Tensor):
+            raise RuntimeError(f"{name}: {argument} is of type {type(x).__name__}; pass a tensor")
 
 
 def takes(rank, input, weight, bias, stride, padding, dilation, groups) -> bool:

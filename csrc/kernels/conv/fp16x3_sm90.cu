@@ -3,7 +3,7 @@
 // Idea:  A filter is a row of a matrix and a window of an image is a column: K counts taps, and the
 //        channels of each. The images are split into fp16 parts once (split_images.cu), and no
 //        matrix of windows is written: TMA in im2col mode loads one tap and 32 channels of a tile's
-//        windows, and zeros beyond the images. The products are those of fp16x3_wgmma.
+//        windows, and zeros beyond the images. It multiplies as fp16x3_wgmma does.
 // Limit: power; wave quantization for small images; passes over the images for few filters.
 // Next:  taps of few channels in one step.
 //
@@ -98,7 +98,7 @@ struct Params {
   Accumulators* partial_sums;  // if blocks share the chunks of a tile: (tile, chunk, consumer)
 };
 
-// The chunks that a block sums: all of them, or those of the grid's y.
+// The chunks that a block sums: all of them, or a part by the grid's y.
 struct Chunks {
   int first, end;
   __device__ explicit Chunks(const Params& params) {
@@ -243,7 +243,7 @@ __device__ bool fill(Windows& windows, const Params& params, int64_t first, int 
   return ptx::named_barrier_sync_or(barrier, kWarpgroup, scale.is_wide);
 }
 
-// Replaces the inverse scales by those of a chunk.
+// Replaces the inverse scales by a chunk's.
 __device__ __noinline__ void fill_wide(Windows& windows, const Params& params, int64_t first,
                                        int chunk, int thread, int barrier) {
   const int64_t last = params.conv.windows() - 1;
@@ -322,7 +322,7 @@ __device__ void finish_each(const Params& params, const Elements& at,
   }
 }
 
-// Finishes and stores a thread's sums. `windows` begins with those of accumulator 0 of the thread.
+// Finishes and stores a thread's sums. Its accumulator 0 is of window `first_window` of `windows`.
 template <int kCount>
 __device__ void store(const Params& params, const Elements& at, const Windows& windows,
                       int first_window, float4 (&staging)[kCount / 4][kWarpgroup], int thread,
@@ -443,7 +443,7 @@ __device__ void consume(const Params& params, Smem<T>& smem) {
       }
       descale_chunk(total, low, filter_scales, window_scales, kPromote);
       if (gridDim.y > 1) {
-        store_sums(sums_of_chunk(params, index, chunk, me.warpgroup), me.thread, total);
+        store_chunk(sums_of_chunk(params, index, chunk, me.warpgroup), me.thread, total);
       } else {
         add_to_totals(totals, me.thread, chunk > 0, chunk + 1 < chunks.end, total);
       }

@@ -8,7 +8,7 @@
 
 namespace tiled::cuda {
 
-// Computes convolutions of the same images on Hopper, each of which fits_im2col(), and has images,
+// Computes convolutions of the same images on Hopper. Each one fits_im2col(), and has images,
 // channels and filters. Returns false, with no y touched, if there is no memory for the workspace.
 bool launch_conv_fp16x3(std::span<const Convolution> convs, const Context& context);
 

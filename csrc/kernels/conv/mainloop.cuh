@@ -6,6 +6,7 @@
 #include "core/order_chunked.h"
 #include "core/presplit.h"
 #include "kernels/common/launch.h"
+#include "kernels/fp16x3/wgmma_tile.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -17,8 +18,11 @@ constexpr int kK = Presplit::kK, kStepsOfChunk = kChunk / kK;
 constexpr int kWarpgroup = 128, kConsumers = 2, kThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kElements = 64;  // accumulators of a thread, of 64 x 128 by a warpgroup
 
-// Accumulators 4i .. 4i + 3 of a thread are at [i][thread].
-using Accumulators = float4[kElements / 4][kWarpgroup];
+// Sums of chunks are kept as fp16x3_wgmma keeps them.
+using fp16x3_wgmma::Accumulators;
+using fp16x3_wgmma::add_to_totals;
+using fp16x3_wgmma::store_chunk;
+static_assert(kElements == fp16x3_wgmma::Tile::kElements);
 
 // Descriptors of the hi and lo parts of a stage.
 struct Operands {
@@ -69,29 +73,6 @@ __device__ int multiply_chunk(uint64_t* full, ptx::PipelineState& pipe, int step
     to_release = pipe.stage;
   }
   return to_release;
-}
-
-// Adds the totals of the chunks before, if there are any, and keeps the new ones for the chunks
-// that follow, if there are any.
-__device__ inline void add_to_totals(Accumulators& totals, int thread, bool has_previous,
-                                     bool has_next, float (&sum)[kElements]) {
-  UNROLL
-  for (int i = 0; i < kElements; i += 4) {
-    float4& total = totals[i / 4][thread];
-    if (has_previous) {
-      sum[i] += total.x, sum[i + 1] += total.y;
-      sum[i + 2] += total.z, sum[i + 3] += total.w;
-    }
-    if (has_next) total = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
-  }
-}
-
-// Stores sums for a kernel that adds those of several blocks.
-__device__ inline void store_sums(Accumulators& to, int thread, const float (&sum)[kElements]) {
-  UNROLL
-  for (int i = 0; i < kElements; i += 4) {
-    __stcg(&to[i / 4][thread], float4{sum[i], sum[i + 1], sum[i + 2], sum[i + 3]});
-  }
 }
 
 // Adds kCount of a thread's sums, from accumulator `first` on, over `count` blocks in order.

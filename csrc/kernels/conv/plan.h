@@ -12,14 +12,14 @@ namespace tiled {
 struct ConvPlan {
   int filters;  // of a tile
   int64_t tiles, k_splits;
-  double time;  // in those of a chunk of a tile
+  double time;  // in units of a chunk of a tile
 
   ConvPlan(const Convolution& conv, int of_filters, int64_t sms) : filters(of_filters) {
     const int windows = 128 * 128 / filters;
     tiles = ceil_div(conv.windows(), windows) * ceil_div(conv.filters, filters);
     const int64_t chunks = ceil_div(conv.k(), kChunk);
     const double length = static_cast<double>(conv.k()) / static_cast<double>(kChunk);
-    // The times are those of chunks; the reduction reads and writes each sum once more.
+    // The reduction reads and writes each sum once more.
     constexpr double kReduce = 0.25, kReduceEach = 0.03;
     k_splits = 1;
     time = static_cast<double>(ceil_div(tiles, sms)) * length;

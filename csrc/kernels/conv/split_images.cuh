@@ -20,7 +20,7 @@ struct ImageRange {
 
 // Images split into parts: (image, depth, height, width, step of channels, hi or lo, channel).
 struct SplitImages {
-  static constexpr int kParts = 64;  // of an image, at most, of which ranges are found
+  static constexpr int kParts = 64;  // of an image, at most, with a range each
 
   uint8_t* hi_lo = nullptr;
   ImageScale* scales = nullptr;       // of each image

@@ -389,8 +389,8 @@ inline std::optional<Plan> simt_skinny_complex_plan(const Plan&, const Problem& 
   return simt_skinny_plan_of(h200::kSimtSkinnyComplexTiles, p, sms, kShareOfB);
 }
 
-// The sides of a complex product, in numbers, with strides in floats. Those of in_place_a() and
-// in_place_b() are means of two along the sides that count parts: K, and the columns of B.
+// The sides of a complex product, in numbers, with strides in floats. in_place_a() and in_place_b()
+// give means of two strides along the sides that count parts: K, and the columns of B.
 inline LongAndShort simt_gemv_complex_sides(Problem p) {
   p.n /= 2;
   p.a.col_stride *= 2, p.b.row_stride *= 2, p.b.col_stride *= 2;
