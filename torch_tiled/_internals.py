@@ -47,9 +47,6 @@ from torch._C import (
     _ExcludeDispatchKeyGuard as ExcludeKeys,
 )
 from torch._C import (
-    _get_fp32_precision_getter as get_fp32_precision,
-)
-from torch._C import (
     _is_any_autocast_enabled as autocast_active,
 )
 from torch._C import (
@@ -60,9 +57,6 @@ from torch._C import (
 )
 from torch._C import (
     _len_torch_function_stack as function_modes,
-)
-from torch._C import (
-    _set_fp32_precision_setter as set_fp32_precision,
 )
 from torch._C import (
     _will_engine_execute_node as will_run,
@@ -116,7 +110,6 @@ __all__ = [
     "forget_global_hook",
     "forward_ad_active",
     "function_modes",
-    "get_fp32_precision",
     "gradients_asked_for",
     "has_kernel",
     "has_tangent",
@@ -133,7 +126,6 @@ __all__ = [
     "register_pytree_node",
     "remove_function_mode",
     "set_forward_ad_enabled",
-    "set_fp32_precision",
     "torch_grouped_mm",
     "transforms_active",
     "tree_leaves",

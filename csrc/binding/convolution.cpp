@@ -21,6 +21,7 @@ namespace {
 
 constexpr const char* kOp = "tiled::_conv";
 constexpr const char* kTransposedOp = "tiled::_conv_transposed";
+constexpr const char* kFilterOp = "tiled::_conv_filter_gradient";
 
 // --- checks, which torch_tiled/_op/conv_checks.py makes for tensors without data -----------------
 
@@ -146,6 +147,23 @@ Tensor allocate_images(const char* op, const Shape& shape, bool channels_last, c
   return allocate(op, shape, ScalarType::Float, like, "result", &strides);
 }
 
+#ifdef TORCH_TILED_WITH_CUDA
+void check_gpu_takes(const char* op, std::span<const Convolution> convs, const Launches& launches,
+                     const Tensor& x) {
+  if (!launches.context.on_hopper()) {
+    fail(op, "x is on " + device_name(x) +
+                 ", which is no Hopper GPU; torch.nn.functional computes its convolutions");
+  }
+  for (const Convolution& conv : convs) {
+    if (fits_im2col(conv)) continue;
+    fail(op, "x is " + shape_of(x) +
+                 ", and TMA reads no such windows: strides are at most 8, and filters reach over "
+                 "256 elements (3-D: 32) and up to half of that beyond an edge; "
+                 "torch.nn.functional computes such convolutions");
+  }
+}
+#endif
+
 // Launches convolutions of the same images.
 void launch([[maybe_unused]] const char* op, std::span<const Convolution> convs, Launches& launches,
             [[maybe_unused]] const Tensor& like) {
@@ -154,20 +172,34 @@ void launch([[maybe_unused]] const char* op, std::span<const Convolution> convs,
     return;
   }
 #ifdef TORCH_TILED_WITH_CUDA
-  if (!launches.context.on_hopper()) {
-    fail(op, "x is on " + device_name(like) +
-                 ", which is no Hopper GPU; torch.nn.functional computes its convolutions");
-  }
-  for (const Convolution& conv : convs) {
-    if (fits_im2col(conv)) continue;
-    fail(op, "x is " + shape_of(like) +
-                 ", and TMA reads no such windows: strides are at most 8, and filters reach over "
-                 "256 elements (3-D: 32) and up to half of that beyond an edge; "
-                 "torch.nn.functional computes such convolutions");
-  }
+  check_gpu_takes(op, convs, launches, like);
   if (!cuda::launch_conv_fp16x3(convs, launches.context)) launches.fail_for_memory();
   launches.free_workspaces();
 #endif
+}
+
+void launch(const FilterGradient& gradient, Launches& launches,
+            [[maybe_unused]] const Tensor& x) {
+  if (launches.context.on_host()) {
+    cpu::launch_filter_gradient(gradient, launches.context);
+    return;
+  }
+#ifdef TORCH_TILED_WITH_CUDA
+  check_gpu_takes(kFilterOp, {&gradient.conv, 1}, launches, x);
+  if (!cuda::launch_filter_gradient(gradient, launches.context)) launches.fail_for_memory();
+  launches.free_workspaces();
+#endif
+}
+
+// Returns whether pixels follow one another at one distance, across rows as well.
+bool has_one_pixel_stride(const Tensor& x) {
+  bool one = true;
+  int64_t inner = x.dim() - 1;  // the next dimension with several elements, or the last one
+  for (int64_t d = inner, pixels = 1; d >= 2; pixels *= x.size(d--)) {
+    if (pixels == 1) inner = d;
+    one &= x.size(d) == 1 || x.stride(d) == x.stride(inner) * pixels;
+  }
+  return one;
 }
 
 bool is_empty(const Convolution& conv) {
@@ -264,20 +296,67 @@ Tensor conv_transposed(const Tensor& grad, const Tensor& weight, const std::vect
   return dx;
 }
 
+Tensor conv_filter_gradient(const Tensor& x, const Tensor& grad, const std::vector<int64_t>& size,
+                            const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
+                            const std::vector<int64_t>& dilation, int64_t groups) {
+  check_float32(kFilterOp, {"x", x});
+  check_float32(kFilterOp, {"grad", grad});
+  check_same_device(kFilterOp, {"grad", grad}, {"x", x});
+  check_list(kFilterOp, "size", size, x.dim() - 2, 0);
+  if (grad.dim() != x.dim() || groups < 1) {
+    fail(kFilterOp, "x is " + shape_of(x) + ", grad is " + shape_of(grad) + " and groups is " +
+                        std::to_string(groups) +
+                        "; they must have as many dimensions, and groups must be positive");
+  }
+  Shape weight_shape{grad.size(1), x.size(1) / groups};
+  for (const int64_t each : size) weight_shape.push_back(each);
+  const Sizes sizes = check_sizes(kFilterOp, Shape(x.sizes().begin(), x.sizes().end()),
+                                  weight_shape, stride, padding, dilation, groups);
+  if (!std::ranges::equal(grad.sizes(), sizes.out)) {
+    fail(kFilterOp, "grad is " + shape_of(grad) + "; it must be " + to_string(sizes.out) +
+                        ", since x is " + shape_of(x) + " and weight is " +
+                        to_string(weight_shape));
+  }
+  Tensor dw = allocate(kFilterOp, weight_shape, ScalarType::Float, x);
+  const Convolution group = make_group(sizes, stride, padding, dilation);
+  if (is_empty(group)) {
+    torch::stable::zero_(dw);
+    return dw;
+  }
+  const Tensor dy = has_one_pixel_stride(grad) ? grad : torch::stable::contiguous(grad);
+  Launches launches(kFilterOp, x);
+  for (int64_t g = 0; g < groups; ++g) {
+    FilterGradient gradient{.conv = group, .dy = {}, .dw = {}};
+    gradient.conv.x = images_of(floats_of(x), x, 1, g * group.channels);
+    gradient.dy = images_of(floats_of(dy), dy, 1, g * group.filters);
+    for (int64_t d = dy.dim() - 1; d >= 2; --d) {  // pixels of one row or column as well
+      if (dy.size(d) == 1) continue;
+      gradient.dy.spatial[kSpatialDims - 1] = dy.stride(d);
+      break;
+    }
+    gradient.dw = images_of(static_cast<float*>(dw.mutable_data_ptr()), dw, 0, g * group.filters);
+    launch(gradient, launches, x);
+  }
+  return dw;
+}
+
 std::string explain_conv(const std::vector<int64_t>& x, const std::vector<int64_t>& weight,
                          const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
-                         const std::vector<int64_t>& dilation, int64_t groups, bool is_transposed,
+                         const std::vector<int64_t>& dilation, int64_t groups, const std::string& result,
                          [[maybe_unused]] int64_t sms) {
   const Sizes sizes =
       check_sizes(kOp, Shape(x.begin(), x.end()), Shape(weight.begin(), weight.end()), stride,
                   padding, dilation, groups);
   const Convolution conv = make_group(sizes, stride, padding, dilation);
   const std::vector<Convolution> convs =
-      is_transposed ? transposed(conv, {}, {}) : std::vector<Convolution>{conv};
+      result == "dx" ? transposed(conv, {}, {}) : std::vector<Convolution>{conv};
   const bool fits = std::ranges::all_of(convs, fits_im2col);
   int64_t bytes = 0;
 #ifdef TORCH_TILED_WITH_CUDA
-  if (fits && !is_empty(conv)) bytes = cuda::conv_fp16x3_workspace(convs, sms);
+  if (fits && !is_empty(conv)) {
+    bytes = result == "dw" ? cuda::filter_gradient_workspace({.conv = conv, .dy = {}, .dw = {}}, sms)
+                           : cuda::conv_fp16x3_workspace(convs, sms);
+  }
 #endif
   return json(Fields{{"fits", json_bool(fits)}, {"workspace_bytes", json(bytes)}});
 }

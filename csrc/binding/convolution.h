@@ -23,11 +23,18 @@ Tensor conv_transposed(const Tensor& grad, const Tensor& weight, const std::vect
                        const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
                        const std::vector<int64_t>& dilation, int64_t groups);
 
+// Returns the gradient of a convolution's filters, which have the spatial sizes `size`, from that of
+// its result.
+Tensor conv_filter_gradient(const Tensor& x, const Tensor& grad, const std::vector<int64_t>& size,
+                            const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
+                            const std::vector<int64_t>& dilation, int64_t groups);
+
 // Returns what conv() would do on a Hopper GPU with `sms` SMs, as JSON: whether it takes the sizes,
-// and the bytes of its workspace, or of conv_transposed()'s.
+// and the bytes of the workspace of conv(), conv_transposed() or conv_filter_gradient(), whichever
+// `result` names: "y", "dx" or "dw".
 std::string explain_conv(const std::vector<int64_t>& x, const std::vector<int64_t>& weight,
                          const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
-                         const std::vector<int64_t>& dilation, int64_t groups, bool is_transposed,
+                         const std::vector<int64_t>& dilation, int64_t groups, const std::string& result,
                          int64_t sms);
 
 }  // namespace tiled

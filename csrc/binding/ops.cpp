@@ -379,8 +379,11 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
       "_conv_transposed(Tensor grad, Tensor weight, SymInt[] size, SymInt[] stride, "
       "SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor");
   m.def(
+      "_conv_filter_gradient(Tensor x, Tensor grad, SymInt[] size, SymInt[] stride, "
+      "SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor");
+  m.def(
       "_explain_conv(int[] x, int[] weight, int[] stride, int[] padding, int[] dilation, "
-      "int groups, bool is_transposed, int sms) -> str");
+      "int groups, str result, int sms) -> str");
   // Reductions of rows, which only the library calls: binding/rows.h.
   m.def("_row_softmax(Tensor x, bool log) -> Tensor");
   m.def("_row_softmax_backward(Tensor grad, Tensor y, bool log) -> Tensor");
@@ -468,6 +471,7 @@ LIBRARY(TORCH_TILED_NAMESPACE, m) {
   m.impl("prepare", TORCH_BOX(&tiled::prepare_operand));                                  \
   m.impl("_conv", TORCH_BOX(&tiled::conv));                                               \
   m.impl("_conv_transposed", TORCH_BOX(&tiled::conv_transposed));                         \
+  m.impl("_conv_filter_gradient", TORCH_BOX(&tiled::conv_filter_gradient));               \
   m.impl("_row_softmax", TORCH_BOX(&tiled::row_softmax));                                 \
   m.impl("_row_softmax_backward", TORCH_BOX(&tiled::row_softmax_backward));               \
   m.impl("_row_logsumexp", TORCH_BOX(&tiled::row_logsumexp));                             \

@@ -54,6 +54,16 @@ struct Convolution {
 std::vector<Convolution> transposed(const Convolution& conv, const ImagesOf<const float>& dy,
                                     const ImagesOf<float>& dx);
 
+// The gradient of filters: dw[f, c, t] is the sum over windows of dy[n, f, o] x[n, c, first + o *
+// stride + t * dilation]. `conv` describes the convolution forwards; its w and y are left out.
+struct FilterGradient {
+  Convolution conv;
+  ImagesOf<const float> dy;  // pixels are dy.spatial[kSpatialDims - 1] apart, across rows as well
+  ImagesOf<float> dw;
+
+  HOST_DEVICE int64_t k() const { return conv.windows(); }
+};
+
 // Images without depth and without taps along it have tensor maps of a dimension less, which
 // allows larger filters.
 inline bool has_depth(const Convolution& conv) {

@@ -35,4 +35,15 @@ struct ImageScale {
   }
 };
 
+// The spans of chunks of a gradient of filters.
+struct Spans {
+  static constexpr int kMost = 16;
+  int64_t chunks;
+
+  HOST_DEVICE explicit Spans(int64_t k) : chunks(ceil_div(k, kChunk)) {}
+  HOST_DEVICE int count() const { return static_cast<int>(chunks < kMost ? chunks : kMost); }
+  // The first chunk of a span, or the end of the last one.
+  HOST_DEVICE int64_t first_chunk(int span) const { return span * chunks / count(); }
+};
+
 }  // namespace tiled

@@ -31,29 +31,32 @@ struct Place {
   }
 };
 
-// The scale of an image, and how many numbers of each of its pixels are small.
-struct ScaledImage {
+// The scale of some images that follow one another, and how many numbers of each of their pixels
+// are small.
+struct ScaledImages {
   ImageScale scale;
   std::vector<int64_t> small_numbers;
 
-  ScaledImage(const Convolution& conv, int64_t image)
-      : scale(find_scale(conv, image)), small_numbers(conv.in_pixels()) {
-    for_all(conv, image, [&](int64_t pixel, float x) {
+  ScaledImages(const Convolution& conv, int64_t first, int64_t count)
+      : scale(find_scale(conv, first, count)), small_numbers(count * conv.in_pixels()) {
+    for_all(conv, first, count, [&](int64_t pixel, float x) {
       small_numbers[pixel] += fp16x3::is_small(x, x * scale.scale());
     });
   }
 
  private:
   template <class See>
-  static void for_all(const Convolution& conv, int64_t image, const See& see) {
-    for (int64_t pixel = 0; pixel < conv.in_pixels(); ++pixel) {
-      const float* x = conv.x.data + image * conv.x.image + Place(conv.in, pixel).offset(conv.x);
+  static void for_all(const Convolution& conv, int64_t first, int64_t count, const See& see) {
+    for (int64_t pixel = 0; pixel < count * conv.in_pixels(); ++pixel) {
+      const int64_t image = first + pixel / conv.in_pixels();
+      const Place place(conv.in, pixel % conv.in_pixels());
+      const float* x = conv.x.data + image * conv.x.image + place.offset(conv.x);
       for (int64_t c = 0; c < conv.channels; ++c) see(pixel, x[c * conv.x.channel]);
     }
   }
-  static ImageScale find_scale(const Convolution& conv, int64_t image) {
+  static ImageScale find_scale(const Convolution& conv, int64_t first, int64_t count) {
     uint32_t largest = 0, least_less_1 = ~0u, bits = 0;
-    for_all(conv, image, [&](int64_t, float x) {
+    for_all(conv, first, count, [&](int64_t, float x) {
       const uint32_t magnitude = fp16x3::magnitude_bits(x);
       largest = std::max(largest, magnitude);
       least_less_1 = std::min(least_less_1, magnitude - 1);
@@ -92,10 +95,10 @@ float recompute(const A& a, const B& b, int64_t row, int64_t col, int64_t k) {
 
 // The product of two matrices, (rows, k) and (cols, k), that give their numbers by a(row, k) and
 // b(col, k), with the scales of a chunk by a.group(row, numbers, begin, count). store(row, col,
-// sum).
-template <class A, class B, class Store>
-void multiply(int64_t rows, int64_t cols, int64_t k, const A& a, const B& b, const Context& context,
-              const Store& store) {
+// sum). Chunks are summed in spans of `span_end(chunk)`, the end of the span of a chunk.
+template <class A, class B, class SpanEnd, class Store>
+void multiply(int64_t rows, int64_t cols, int64_t k, const A& a, const B& b,
+              const SpanEnd& span_end, const Context& context, const Store& store) {
   const int64_t tiles_n = ceil_div(cols, kTile), tiles = ceil_div(rows, kTile) * tiles_n;
   const int promotion = fp16x3::promotion(k);
   const auto compute_tile = [&](int64_t tile) {
@@ -103,8 +106,9 @@ void multiply(int64_t rows, int64_t cols, int64_t k, const A& a, const B& b, con
     const auto row_count = static_cast<int>(std::min<int64_t>(rows - row, kTile));
     const auto col_count = static_cast<int>(std::min<int64_t>(cols - col, kTile));
     std::vector<float> numbers(2 * kTile * kChunk);
-    alignas(64) Fp16x3Sums sums;
+    alignas(64) Fp16x3Sums sums, span;
     std::fill_n(&sums[0][0], kTile * kTile, kAddIdentity<float>);
+    std::fill_n(&span[0][0], kTile * kTile, kAddIdentity<float>);
     for (int64_t begin = 0; begin < k; begin += kChunk) {
       const int64_t chunk = std::min<int64_t>(k - begin, kChunk);
       OperandRow of_a[kTile], of_b[kTile];
@@ -120,10 +124,12 @@ void multiply(int64_t rows, int64_t cols, int64_t k, const A& a, const B& b, con
       gather(b, col, col_count, numbers.data() + kTile * kChunk, of_b);
       alignas(64) Fp16x3Sums total = {}, low = {};
       multiply_fp16x3_chunk(of_a, row_count, of_b, col_count, chunk, promotion, total, low);
+      const bool is_last = begin / kChunk + 1 == span_end(begin / kChunk) || begin + chunk == k;
       for (int i = 0; i < row_count; ++i) {
         for (int j = 0; j < col_count; ++j) {
-          sums[i][j] += fp16x3::chunk_sum(total[i][j], low[i][j], of_a[i].group.inverse_scale,
+          span[i][j] += fp16x3::chunk_sum(total[i][j], low[i][j], of_a[i].group.inverse_scale,
                                           of_b[j].group.inverse_scale, promotion);
+          if (is_last) sums[i][j] += span[i][j], span[i][j] = kAddIdentity<float>;
         }
       }
     }
@@ -143,7 +149,7 @@ void multiply(int64_t rows, int64_t cols, int64_t k, const A& a, const B& b, con
 // The operands of products, by rows of K.
 struct Windows {
   const Convolution& conv;
-  const std::vector<ScaledImage>& images;
+  const std::vector<ScaledImages>& images;
 
   float operator()(int64_t window, int64_t k) const {
     const int64_t tap = k / conv.padded_channels(), channel = k % conv.padded_channels();
@@ -152,7 +158,7 @@ struct Windows {
     return conv.x.data[pixel->offset + channel * conv.x.channel];
   }
   Group group(int64_t window, const float*, int64_t begin, int64_t count) const {
-    const ScaledImage& image = images[window / (conv.out[0] * conv.out[1] * conv.out[2])];
+    const ScaledImages& image = images[window / (conv.out[0] * conv.out[1] * conv.out[2])];
     const int64_t channels = conv.padded_channels();
     int64_t small = 0;
     for (int64_t tap = begin / channels; tap * channels < begin + count; ++tap) {
@@ -177,14 +183,68 @@ struct Filters {
   }
 };
 
+// The operands of gradients of filters, by rows of K, which counts windows.
+struct Columns {
+  const Convolution& conv;
+  const ScaledImages& images;
+
+  float operator()(int64_t column, int64_t window) const {
+    const std::optional<Pixel> pixel = pixel_of(conv, window, column / conv.channels);
+    if (!pixel) return 0;
+    return conv.x.data[pixel->offset + column % conv.channels * conv.x.channel];
+  }
+  Group group(int64_t column, const float*, int64_t begin, int64_t count) const {
+    int64_t small = 0;
+    for (int64_t window = begin; window < begin + count; ++window) {
+      const std::optional<Pixel> pixel = pixel_of(conv, window, column / conv.channels);
+      if (pixel) small += images.small_numbers[pixel->image * conv.in_pixels() + pixel->index];
+    }
+    return {images.scale.scale(), images.scale.inverse_scale(small)};
+  }
+};
+
+struct GradientRows {
+  const FilterGradient& gradient;
+
+  float operator()(int64_t filter, int64_t window) const {
+    const Convolution& conv = gradient.conv;
+    const int64_t of_image = conv.out[0] * conv.out[1] * conv.out[2];
+    const ImagesOf<const float>& dy = gradient.dy;
+    return dy.data[window / of_image * dy.image + filter * dy.channel +
+                   window % of_image * dy.spatial[kSpatialDims - 1]];
+  }
+  Group group(int64_t, const float* numbers, int64_t, int64_t count) const {
+    return measure(count, [&](int64_t i) { return numbers[i]; });
+  }
+};
+
 }  // namespace
 
+void launch_filter_gradient(const FilterGradient& gradient, const Context& context) {
+  const Convolution& conv = gradient.conv;
+  const ScaledImages images(conv, 0, conv.images);
+  const Spans spans(gradient.k());
+  const auto span_end = [&](int64_t chunk) {
+    int span = 0;
+    while (spans.first_chunk(span + 1) <= chunk) ++span;
+    return spans.first_chunk(span + 1);
+  };
+  multiply(conv.all_taps() * conv.channels, conv.filters, gradient.k(), Columns{conv, images},
+           GradientRows{gradient}, span_end, context,
+           [&](int64_t column, int64_t filter, float sum) {
+             gradient.dw.data[filter * gradient.dw.image + column % conv.channels *
+                              gradient.dw.channel +
+                              Place(conv.taps, column / conv.channels).offset(gradient.dw)] = sum;
+           });
+}
+
 void launch_conv_fp16x3(const Convolution& conv, const Context& context) {
-  std::vector<ScaledImage> images;
-  for (int64_t i = 0; i < conv.images; ++i) images.emplace_back(conv, i);
+  std::vector<ScaledImages> images;
+  for (int64_t i = 0; i < conv.images; ++i) images.emplace_back(conv, i, 1);
   const int64_t of_image = conv.out[0] * conv.out[1] * conv.out[2];
-  multiply(conv.windows(), conv.filters, conv.k(), Windows{conv, images}, Filters{conv}, context,
-           [&](int64_t window, int64_t filter, float sum) {
+  const auto one_span = [&](int64_t) { return ceil_div(conv.k(), kChunk); };
+  multiply(conv.windows(), conv.filters, conv.k(), Windows{conv, images}, Filters{conv}, one_span,
+           context, [&](int64_t window, int64_t filter, float sum) {
              if (conv.bias != nullptr) sum += conv.bias[filter * conv.bias_stride];
              conv.y.data[window / of_image * conv.y.image + filter * conv.y.channel +
                          Place(conv.out, window % of_image).offset(conv.y)] =

@@ -7,5 +7,6 @@
 namespace tiled::cpu {
 
 void launch_conv_fp16x3(const Convolution& conv, const Context& context);
+void launch_filter_gradient(const FilterGradient& gradient, const Context& context);
 
 }  // namespace tiled::cpu

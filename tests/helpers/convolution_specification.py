@@ -13,6 +13,7 @@ from helpers.specification import (
 )
 
 STEP = 32  # to which the channels of a tap are padded
+SPANS = 16  # of the chunks of a gradient of filters, at most
 
 
 def windows_of(x, taps, stride, padding, dilation):
@@ -25,6 +26,16 @@ def windows_of(x, taps, stride, padding, dilation):
         x = x.unfold(d + 1, extent, stride[d])[..., :: dilation[d]]
     # (channels, *windows, *taps) becomes (*windows, *taps, channels).
     return x.movedim(0, -1).reshape(x.shape[1 : dims + 1].numel(), -1)
+
+
+def taps_of(images, taps, stride, padding, dilation):
+    """The windows of (images, channels, *sizes) by taps and channels: (taps * channels, windows)."""
+    parts = []
+    for x in images:
+        of_image = windows_of(x, taps, stride, padding, dilation)
+        of_image = of_image.unflatten(1, (-1, -(-len(x) // STEP) * STEP))[..., : len(x)]
+        parts.append(of_image.flatten(1))
+    return torch.cat(parts).T
 
 
 def filters_of(weight):
@@ -93,3 +104,34 @@ def convolution(x, weight, stride, padding, dilation):
         for d, taps in enumerate(weight.shape[2:])
     ]
     return y.reshape(len(x), len(weight), *sizes)
+
+
+def filter_gradient(x, grad, taps, stride, padding, dilation):
+    """The gradient of filters of (filters, channels, *taps), from x and that of the result."""
+    a = taps_of(x, taps, stride, padding, dilation)
+    b = grad.movedim(1, 0).flatten(1)
+    k = a.shape[1]
+    promotion = 16 if k < 512 else 32
+    flat = x.reshape(1, -1).numpy()
+    small = (a != 0) & (a.abs() < np.ldexp(1.0, -13 - int(split(flat)[2][0])))
+    # Of all channels of a pixel: of the rows of a tap.
+    small = small.unflatten(0, (-1, x.shape[1])).sum(1, keepdim=True)
+    small = small.expand(-1, x.shape[1], -1).flatten(0, 1).numpy()
+    chunks = -(-k // CHUNK)
+    spans = min(chunks, SPANS)
+    total, suspect = np.full((len(a), len(b)), -0.0, np.float32), np.zeros((len(a), len(b)), bool)
+    for span in range(spans):
+        of_span = np.full(total.shape, -0.0, np.float32)
+        for chunk in range(span * chunks // spans, (span + 1) * chunks // spans):
+            at = slice(chunk * CHUNK, min((chunk + 1) * CHUNK, k))
+            pads = (0, -(at.stop - at.start) % 16)
+            part, wide = _chunk(
+                *(torch.nn.functional.pad(each[:, at], pads).contiguous().numpy() for each in (a, b)),
+                *(flat, small[:, at].sum(axis=1), promotion),
+            )
+            of_span, suspect = of_span + part, suspect | wide
+        total = total + of_span
+    result = torch.where(
+        torch.from_numpy(suspect), chunked_product(a, b.T), torch.from_numpy(total)
+    )
+    return result.reshape(*taps, x.shape[1], len(b)).movedim((-1, -2), (0, 1))

@@ -15,6 +15,7 @@ from torch_tiled._op.namespace import operators
 
 conv = operators._conv.default
 transposed = operators._conv_transposed.default
+filter_gradient = operators._conv_filter_gradient.default
 TORCH = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 OURS = {
     1: torch_tiled.nn.functional.conv1d,
@@ -58,20 +59,48 @@ def assert_near(y, expected, magnitude, k):
 @pytest.mark.parametrize("kind", ["normal", "wide", "coarse", "one small", "dark"])
 def test_bits_are_the_specified_ones(device, case, kind):
     x, weight, geometry = draw(case)
+    make(kind, x, weight)
+    expected = specification.convolution(x, weight, *geometry)
+    y = conv(x.to(device), weight.to(device), None, *geometry, 1, "none")
+    assert_same(y.cpu(), expected)
+
+
+# The spans of several chunks, and chunks of several images.
+LONG = [
+    (1, 3, (70, 35), 5, (2, 3), (1, 1), (1, 1), (1, 1)),
+    (19, 2, (31, 32), 3, (1, 2), (1, 1), (0, 1), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("case", CASES + LONG)
+@pytest.mark.parametrize("kind", ["normal", "wide", "coarse", "one small", "dark"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "other"])
+def test_bits_of_the_gradient_of_filters(device, case, kind, layout):
+    x, weight, geometry = draw(case)
+    grad = torch.randn_like(TORCH[x.dim() - 2](x, weight, None, *geometry))
+    make(kind, x, grad)
+    expected = specification.filter_gradient(x, grad, weight.shape[2:], *geometry)
+    if layout == "channels_last":
+        x, grad = (t.movedim(1, -1).contiguous().movedim(-1, 1) for t in (x, grad))
+    elif layout == "other":
+        x, grad = x.mT.contiguous().mT, grad.flip(0).mT.contiguous().mT.flip(0)
+    dw = filter_gradient(x.to(device), grad.to(device), weight.shape[2:], *geometry, 1)
+    assert_same(dw.cpu(), expected)
+
+
+def make(kind, x, weight):
+    """Changes operands in place."""
     if kind == "wide":
-        x = x * torch.exp(8 * torch.randn_like(x))
-        weight = weight * torch.exp(4 * torch.randn_like(weight))
+        x *= torch.exp(8 * torch.randn_like(x))
+        weight *= torch.exp(4 * torch.randn_like(weight))
     elif kind == "coarse":
-        x, weight = x.sign(), (weight * 4).round()
+        x.sign_(), weight.mul_(4).round_()
     elif kind == "one small":
         x[:, :, 0] = 0
         x[0].view(-1)[-1] = 1e-9
     elif kind == "dark":
-        x = torch.where(torch.rand_like(x) < 0.5, x * 1e-9, 0)
+        x *= torch.where(torch.rand_like(x) < 0.5, 1e-9, 0)
         x[0].view(-1)[0] = 3
-    expected = specification.convolution(x, weight, *geometry)
-    y = conv(x.to(device), weight.to(device), None, *geometry, 1, "none")
-    assert_same(y.cpu(), expected)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -99,6 +128,13 @@ def test_errors_of_the_result_and_of_the_gradient(device, case, channels_last):
     dx = transposed(grad, weight, x.shape[2:], *geometry, 1)
     assert_near(dx, expected, magnitude, k)
     assert dx.shape == x.shape and dx.stride() == x.stride()
+    filters = weight.double().requires_grad_()
+    expected, magnitude = (
+        torch.autograd.grad(compute(image, filters, None, *geometry), filters, g)[0]
+        for image, g in ((x.double(), grad.double()), (x.double().abs(), grad.double().abs()))
+    )
+    dw = filter_gradient(x, grad, weight.shape[2:], *geometry, 1)
+    assert_near(dw, expected, magnitude, grad[:, 0].numel())
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -1,55 +1,23 @@
 """Convolutions of float32: _conv, its transpose, and the gradient of its filters.
 
 Each of the three is linear in two tensors, and its derivatives are the other two, so there are
-derivatives of any order. PyTorch's kernel computes the gradient of filters, without TF32.
+derivatives of any order.
 """
-
-import threading
 
 import torch
 
-from .._internals import (
-    SingleLevelFunction,
-    get_fp32_precision,
-    primal_of,
-    set_forward_ad_enabled,
-    set_fp32_precision,
-)
+from .._internals import SingleLevelFunction, primal_of, set_forward_ad_enabled
 from .activations import ACTIVATIONS
 from .checks import _check, _check_same_device, _shape
 from .gradient_flow import is_differentiated_in_graph
 from .namespace import NAMESPACE, operators
 from .rows import autograd_kernel
 
-FILTER_GRADIENT = (
-    "_conv_filter_gradient(Tensor x, Tensor grad, SymInt[] size, SymInt[] stride, "
-    "SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor"
-)
 _GEOMETRY = ("stride", "padding", "dilation", "groups")
 
 _conv = operators._conv.default
 _transposed = operators._conv_transposed.default
-_precision = threading.Lock()  # of torch.backends.cudnn.conv.fp32_precision
-
-
-def _compute_filter_gradient(x, grad, size, stride, padding, dilation, groups):
-    """The gradient of filters of shape (filters, channels / groups, *size), by PyTorch."""
-    weight = x.new_empty(()).expand(grad.shape[1], x.shape[1] // groups, *size)
-    zeros, mask = [0] * len(size), [False, True, False]
-    options = (stride, padding, dilation, False, zeros, groups, mask)
-
-    def compute():
-        return torch.ops.aten.convolution_backward(grad, x, weight, None, *options)[1].contiguous()
-
-    if not x.is_cuda:
-        return compute()
-    with _precision:
-        allowed = get_fp32_precision("cuda", "conv")
-        set_fp32_precision("cuda", "conv", "ieee")
-        try:
-            return compute()
-        finally:
-            set_fp32_precision("cuda", "conv", allowed)
+_filter_gradient = operators._conv_filter_gradient.default
 
 
 # --- derivatives ---------------------------------------------------------------------------------
@@ -82,7 +50,7 @@ class Conv(SingleLevelFunction):
         if needs_x:
             grad_x = _transposed(grad, weight, x.shape[2:], *ctx.geometry)
         if needs_weight:
-            grad_weight = _filter_gradient()(x, grad, weight.shape[2:], *ctx.geometry)
+            grad_weight = _filter_gradient(x, grad, weight.shape[2:], *ctx.geometry)
         if needs_bias:
             grad_bias = grad.sum((0, *range(2, grad.dim())))
         return None, None, grad_x, grad_weight, grad_bias
@@ -149,20 +117,16 @@ def _bilinear(compute, of_first, of_second):
 Transposed = _bilinear(
     _transposed,
     lambda of_x, grad, weight, *geometry: _conv(of_x, weight, None, *geometry, "none"),
-    lambda of_x, grad, weight, *geometry: _filter_gradient()(
+    lambda of_x, grad, weight, *geometry: _filter_gradient(
         of_x, grad, weight.shape[2:], *geometry
     ),
 )
 # The gradient of filters from x and the gradient of the result.
 FilterGradient = _bilinear(
-    lambda *arguments: _filter_gradient()(*arguments),
+    _filter_gradient,
     lambda of_weight, x, grad, *geometry: _transposed(grad, of_weight, x.shape[2:], *geometry),
     lambda of_weight, x, grad, *geometry: _conv(x, of_weight, None, *geometry, "none"),
 )
-
-
-def _filter_gradient():
-    return operators._conv_filter_gradient.default
 
 
 def _with_activation(kernel):
@@ -282,7 +246,20 @@ def _fake_transposed(grad, weight, size, stride, padding, dilation, groups):
 
 
 def _fake_filter_gradient(x, grad, size, stride, padding, dilation, groups):
-    return x.new_empty((grad.shape[1], x.shape[1] // groups, *size))
+    op = "tiled::_conv_filter_gradient"
+    _check_float32(op, "x", x)
+    _check_float32(op, "grad", grad)
+    _check_same_device(op, "grad", grad, "x", x)
+    weight = (grad.shape[1], x.shape[1] // groups, *size)
+    shape = _shape_of_result(op, x.shape, weight, stride, padding, dilation, groups)
+    _check(
+        tuple(grad.shape) == shape,
+        lambda: (
+            f"{op}: grad is {_shape(grad)}; it must be {_shape_text(shape)}, since x is "
+            f"{_shape(x)} and weight is {_shape_text(weight)}"
+        ),
+    )
+    return x.new_empty(weight)
 
 
 # --- vmap ----------------------------------------------------------------------------------------
@@ -322,13 +299,11 @@ def _vmap_transposed(info, in_dims, grad, weight, size, *options):
 def _vmap_filter_gradient(info, in_dims, x, grad, size, *options):
     count, (*geometry, groups) = info.batch_size, options
     x, grad = _fold(x, in_dims[0], 1, count), _fold(grad, in_dims[1], 1, count)
-    weight = _filter_gradient()(x, grad, size, *geometry, groups * count)
+    weight = _filter_gradient(x, grad, size, *geometry, groups * count)
     return weight.unflatten(0, (count, -1)), 0
 
 
 def register(library):
-    library.define(FILTER_GRADIENT)
-    library.impl("_conv_filter_gradient", _compute_filter_gradient, "CompositeExplicitAutograd")
     conv = autograd_kernel("_conv", Conv, *_GEOMETRY, "activation")
     library.impl("_conv", _with_activation(conv), "Autograd", with_keyset=True)
     for name, function in (

@@ -209,15 +209,16 @@ def explain_conv(
     if torch.cuda.is_available():
         sms = torch.cuda.get_device_properties(0).multi_processor_count
     sizes = shape, list(weight.shape), stride, padding, dilation, groups
-    forward, backward = (
-        json.loads(operators._explain_conv.default(*sizes, transposed, sms))
-        for transposed in (False, True)
+    forward, *backward = (
+        json.loads(operators._explain_conv.default(*sizes, result, sms))
+        for result in ("y", "dx", "dw")
     )
+    of_gradient = [each["workspace_bytes"] for each in backward]
     return {
         "algorithm": "torch" if reason else "fp16x3",
         "reason": reason or "The layer is large enough for three float16 products.",
         "workspace_bytes": 0 if reason else forward["workspace_bytes"],
-        "workspace_bytes_of_gradient": 0 if reason else backward["workspace_bytes"],
+        "workspace_bytes_of_gradient": 0 if reason else max(of_gradient),
     }
 
 

@@ -57,20 +57,6 @@ struct Tile {
   static constexpr int kWindowPlane = Presplit::plane_bytes(kWindows);
 };
 
-constexpr int kWindowsOfConsumer = 128;
-
-// The windows of a consumer: the inverse scales of their images, and the offsets of their first
-// elements in y, in 48 bits.
-struct Windows {
-  float inverse_scales[kWindowsOfConsumer];
-  uint32_t low_offset[kWindowsOfConsumer];
-  uint16_t high_offset[kWindowsOfConsumer];
-
-  __device__ int64_t offset(int i) const {
-    return static_cast<int64_t>(uint64_t{high_offset[i]} << 32 | low_offset[i]);
-  }
-};
-
 template <class T>
 struct Smem {
   struct Stage {
@@ -79,7 +65,7 @@ struct Smem {
   };
   alignas(1024) Stage stage[T::kStages];
   Accumulators totals[kConsumers];  // of the chunks before
-  Windows windows[kConsumers];
+  Columns windows[kConsumers];  // offsets in y, and the inverse scales of images
   uint64_t full[T::kStages], empty[T::kStages];
 };
 static_assert(sizeof(Smem<Tile<128>>) <= kMaxSharedMemory);
@@ -165,7 +151,7 @@ __device__ void produce(const Params& params, Smem<T>& smem) {
         ptx::bulk_load(stage.filters + part * T::kFilterPlane, filters + part * presplit_plane,
                        filter_bytes, full);
         uint8_t* to = stage.windows + part * T::kWindowPlane;
-        coords[0] = (step_of_tap * 2 + part) * kK;
+        coords[0] = (part * params.channel_steps + step_of_tap) * kK;
         if (params.has_depth) {
           ptx::tma_load_im2col(to, &params.map, coords, offsets, full);
         } else {
@@ -228,23 +214,23 @@ __device__ __noinline__ uint64_t count_small_numbers(const Params& params, const
   return small;
 }
 
-// Fills the table of a consumer's windows; each thread has one. Windows beyond the last one are
-// that one. Returns whether any image is wide: then inverse scales differ from chunk to chunk.
-__device__ bool fill(Windows& windows, const Params& params, int64_t first, int thread,
+// Fills the table of a consumer's windows; each thread has one. Windows beyond the last one have
+// its scale. Returns whether any image is wide: then inverse scales differ from chunk to chunk.
+__device__ bool fill(Columns& windows, const Params& params, int64_t first, int thread,
                      int barrier) {
   const int64_t last = params.conv.windows() - 1;
   const Window window(params.sizes, min(first + thread, last));
-  const int64_t offset = window.offset_in_y(params.conv);
+  const int64_t offset =
+      first + thread <= last ? window.offset_in_y(params.conv) : Columns::kNone;
   const ImageScale& scale = params.images.scales[window.image];
   ptx::named_barrier_sync(barrier, kWarpgroup);  // the last tile's have been read
   windows.inverse_scales[thread] = scale.inverse_scale(0);
-  windows.low_offset[thread] = static_cast<uint32_t>(offset);
-  windows.high_offset[thread] = static_cast<uint16_t>(offset >> 32);
+  windows.set_offset(thread, offset);
   return ptx::named_barrier_sync_or(barrier, kWarpgroup, scale.is_wide);
 }
 
 // Replaces the inverse scales by a chunk's.
-__device__ __noinline__ void fill_wide(Windows& windows, const Params& params, int64_t first,
+__device__ __noinline__ void fill_wide(Columns& windows, const Params& params, int64_t first,
                                        int chunk, int thread, int barrier) {
   const int64_t last = params.conv.windows() - 1;
   const Window window(params.sizes, min(first + thread, last));
@@ -286,46 +272,35 @@ __device__ float recompute_by_warp(const Params& params, int64_t filter, int64_t
   return params.steps % kStepsOfChunk == 0 ? total : total + sum;
 }
 
-// A thread's elements of C from accumulator `first` on: where they begin, and which exist.
-struct Elements {
-  int64_t filter, window;  // of accumulator 0
-  int first;
-  int64_t filters, windows;  // that exist from there on
-
-  __device__ int64_t filter_of(int i) const { return i / 2 % 2 * 8; }
-  __device__ int window_of(int i) const { return (first + i) / 4 * 8 + i % 2; }
-  __device__ bool has(int i) const { return filter_of(i) < filters && window_of(i) < windows; }
-};
-
 // Recomputes the sums that are NaN, and adds bias and activation. The sums are in shared memory, so
 // that the loop need not be unrolled.
 template <int kCount>
-__device__ void finish_each(const Params& params, const Elements& at,
-                            float4 (&staging)[kCount / 4][kWarpgroup], int thread) {
+__device__ void finish_each(const Params& params, const Elements& at, const Columns& windows,
+                            int64_t first_window, float4 (&staging)[kCount / 4][kWarpgroup], int thread) {
   const Convolution& conv = params.conv;
   NO_UNROLL
   for (int i = 0; i < kCount; ++i) {
     float& staged = reinterpret_cast<float*>(&staging[i / 4][thread])[i % 4];
     float value = staged;
-    const int64_t filter = at.filter + at.filter_of(i), window = at.window + at.window_of(i);
-    unsigned flagged = __ballot_sync(~0u, at.has(i) && isnan(value));
+    const int64_t filter = at.row_of(i), window = first_window + at.col_of(i);
+    unsigned flagged = __ballot_sync(~0u, at.has(i, windows) && isnan(value));
     for (; flagged != 0; flagged &= flagged - 1) {
       const int lane = __ffs(static_cast<int>(flagged)) - 1;
       const float sum =
           recompute_by_warp(params, __shfl_sync(~0u, filter, lane), __shfl_sync(~0u, window, lane));
       if (thread % 32 == lane) value = sum;
     }
-    if (conv.bias != nullptr && at.has(i)) {
+    if (conv.bias != nullptr && at.has(i, windows)) {
       value += __ldg(conv.bias + filter * conv.bias_stride);
     }
     staged = activate(conv.activation, value);
   }
 }
 
-// Finishes and stores a thread's sums. Its accumulator 0 is of window `first_window` of `windows`.
+// Finishes and stores a thread's sums, of `windows` from `first_window` on.
 template <int kCount>
-__device__ void store(const Params& params, const Elements& at, const Windows& windows,
-                      int first_window, float4 (&staging)[kCount / 4][kWarpgroup], int thread,
+__device__ void store(const Params& params, const Elements& at, const Columns& windows,
+                      int64_t first_window, float4 (&staging)[kCount / 4][kWarpgroup], int thread,
                       float (&sum)[kCount]) {
   const Convolution& conv = params.conv;
   bool plain = conv.activation == Activation::kNone || conv.activation == Activation::kRelu;
@@ -336,7 +311,7 @@ __device__ void store(const Params& params, const Elements& at, const Windows& w
     for (int i = 0; i < kCount; i += 4) {
       staging[i / 4][thread] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
     }
-    finish_each<kCount>(params, at, staging, thread);
+    finish_each<kCount>(params, at, windows, first_window, staging, thread);
     UNROLL
     for (int i = 0; i < kCount; i += 4) {
       const float4 x4 = staging[i / 4][thread];
@@ -344,9 +319,9 @@ __device__ void store(const Params& params, const Elements& at, const Windows& w
     }
   } else {
     if (conv.bias != nullptr) {
-      const float* bias = conv.bias + at.filter * conv.bias_stride;
-      const float first = at.filters > 0 ? __ldg(bias) : 0.0f;
-      const float second = at.filters > 8 ? __ldg(bias + 8 * conv.bias_stride) : 0.0f;
+      const float* bias = conv.bias + at.row * conv.bias_stride;
+      const float first = at.rows > 0 ? __ldg(bias) : 0.0f;
+      const float second = at.rows > 8 ? __ldg(bias + 8 * conv.bias_stride) : 0.0f;
       UNROLL
       for (int i = 0; i < kCount; i += 4) {
         sum[i] += first, sum[i + 1] += first, sum[i + 2] += second, sum[i + 3] += second;
@@ -357,28 +332,7 @@ __device__ void store(const Params& params, const Elements& at, const Windows& w
       for (float& each : sum) each = activate(Activation::kRelu, each);
     }
   }
-  float* y = conv.y.data + at.filter * conv.y.channel;
-  UNROLL
-  for (int i = 0; i < kCount; i += 4) {
-    const int window = at.window_of(i);
-    if (window >= at.windows) break;
-    const int64_t offset = windows.offset(first_window + window);
-    const int64_t next = windows.offset(first_window + window + 1);
-    float* to = y + offset;
-    const bool is_pair = next == offset + 1 && window + 1 < at.windows &&
-                         reinterpret_cast<uintptr_t>(to) % sizeof(float2) == 0;
-    UNROLL
-    for (int down = 0; down < 2; ++down, to += 8 * conv.y.channel) {
-      if (down * 8 >= at.filters) break;
-      const float2 x2 = {sum[i + down * 2], sum[i + down * 2 + 1]};
-      if (is_pair && reinterpret_cast<uintptr_t>(to) % sizeof(float2) == 0) {
-        *reinterpret_cast<float2*>(to) = x2;
-      } else {
-        *to = x2.x;
-        if (window + 1 < at.windows) to[next - offset] = x2.y;
-      }
-    }
-  }
+  store_elements(conv.y.data + at.row * conv.y.channel, conv.y.channel, at, windows, sum);
 }
 
 __device__ inline Accumulators& sums_of_chunk(const Params& params, int64_t tile, int chunk,
@@ -389,24 +343,11 @@ __device__ inline Accumulators& sums_of_chunk(const Params& params, int64_t tile
 template <class T>
 __device__ Elements elements_of(const Params& params, const TilePlace<T>& tile,
                                 const Consumer<T>& me, int first) {
-  Elements at{.filter = tile.filter + me.first_filter() + me.filter,
-              .window = tile.window + me.first_window() + me.window,
-              .first = first};
-  at.filters = params.conv.filters - at.filter, at.windows = params.conv.windows() - at.window;
-  return at;
+  const int64_t row = tile.filter + me.first_filter() + me.filter;
+  return {.row = row, .rows = params.conv.filters - row, .col = me.window, .first = first};
 }
 
 // --- Kernels -------------------------------------------------------------------------------------
-
-// The inverse scales of a thread's two filters in a chunk.
-__device__ inline void load_filter_scales(const Presplit& filters, int chunk, int64_t filter,
-                                          float (&scales)[2]) {
-  const float* of_filters = filters.inverse_scales + chunk * filters.padded_rows() + filter;
-  UNROLL
-  for (int i = 0; i < 2; ++i) {
-    scales[i] = filter + i * 8 < filters.padded_rows() ? of_filters[i * 8] : 1.0f;
-  }
-}
 
 template <int kPromote, class T>
 __device__ void consume(const Params& params, Smem<T>& smem) {
@@ -414,7 +355,7 @@ __device__ void consume(const Params& params, Smem<T>& smem) {
                        static_cast<int>(threadIdx.x % kWarpgroup));
   const Chunks chunks(params);
   Accumulators& totals = smem.totals[me.warpgroup];
-  Windows& windows = smem.windows[me.warpgroup];
+  Columns& windows = smem.windows[me.warpgroup];
   ptx::PipelineState pipe{.stages = T::kStages};
   ptx::pdl_wait();
   for (int64_t index = blockIdx.x; index < params.tiles; index += gridDim.x) {
@@ -430,17 +371,13 @@ __device__ void consume(const Params& params, Smem<T>& smem) {
           [&](int stage) { return operands_of(smem.stage[stage], me); },
           [&](int stage) { me.release(smem, stage); });
       float filter_scales[2];
-      load_filter_scales(params.filters, chunk, filter, filter_scales);
+      load_row_scales(params.filters, chunk, filter, filter_scales);
       wgmma::wait_group<0>();
       wgmma::fence_operand(low);
       me.release(smem, last);
       if (is_wide) fill_wide(windows, params, first_window, chunk, me.thread, me.barrier());
       float2 window_scales[kElements / 4];
-      UNROLL
-      for (int j = 0; j < kElements / 4; ++j) {
-        window_scales[j] =
-            *reinterpret_cast<const float2*>(&windows.inverse_scales[me.window + j * 8]);
-      }
+      windows.load_scales(me.window, window_scales);
       descale_chunk(total, low, filter_scales, window_scales, kPromote);
       if (gridDim.y > 1) {
         store_chunk(sums_of_chunk(params, index, chunk, me.warpgroup), me.thread, total);
@@ -449,7 +386,7 @@ __device__ void consume(const Params& params, Smem<T>& smem) {
       }
     }
     if (gridDim.y > 1) continue;
-    store(params, elements_of(params, tile, me, 0), windows, me.window, totals, me.thread, total);
+    store(params, elements_of(params, tile, me, 0), windows, first_window, totals, me.thread, total);
   }
 }
 
@@ -478,22 +415,23 @@ __global__ void __launch_bounds__(kThreads, 1)
 constexpr int kReduceElements = 16, kReduceParts = kElements / kReduceElements;
 
 template <int kFilters>
-__global__ void __launch_bounds__(kWarpgroup)
+__global__ void __launch_bounds__(kWarpgroup, 4)
     conv_split_k_reduce_kernel(const __grid_constant__ Params params) {
   __shared__ float4 staging[kReduceElements / 4][kWarpgroup];
-  __shared__ Windows windows;
+  __shared__ Columns windows;
   ptx::pdl_wait();
   const auto part = static_cast<int>(blockIdx.x % kReduceParts);
   const int64_t index = blockIdx.x / kReduceParts;
   const Consumer<Tile<kFilters>> me(static_cast<int>(index % kConsumers),
                                     static_cast<int>(threadIdx.x));
   const TilePlace<Tile<kFilters>> tile(params, index / kConsumers);
-  fill(windows, params, tile.window + me.first_window(), me.thread, me.barrier());
+  const int64_t first_window = tile.window + me.first_window();
+  fill(windows, params, first_window, me.thread, me.barrier());
   float sum[kReduceElements];
   add_sums(&sums_of_chunk(params, index / kConsumers, 0, me.warpgroup), kConsumers,
            Chunks::chunks_of(params), part * kReduceElements, me.thread, sum);
-  store(params, elements_of(params, tile, me, part * kReduceElements), windows, me.window, staging,
-        me.thread, sum);
+  store(params, elements_of(params, tile, me, part * kReduceElements), windows, first_window,
+        staging, me.thread, sum);
 }
 
 // --- The host's side -----------------------------------------------------------------------------
@@ -544,7 +482,8 @@ void launch(const Params& params, const ConvPlan& plan, const Context& context) 
 void run(const Convolution& conv, const ConvPlan& plan, const Buffers& buffers,
          const Context& context) {
   Params params{};
-  params.map = im2col_map(conv, buffers.images.hi_lo, 128 * 128 / plan.filters, has_depth(conv));
+  params.map =
+      im2col_map(conv, buffers.images.hi_lo, kK, 128 * 128 / plan.filters, has_depth(conv));
   params.conv = conv;
   params.sizes = WindowSizes::of(conv);
   params.images = buffers.images, params.filters = buffers.filters;
@@ -585,7 +524,7 @@ bool launch_conv_fp16x3(std::span<const Convolution> convs, const Context& conte
     const ConvPlan plan = conv_plan(conv, context.sms);
     const Buffers buffers(conv, plan, images, rest);
     split_filters(conv, buffers.filters, context);
-    if (&conv == &convs.front()) launch_split_images(conv, images, context);
+    if (&conv == &convs.front()) launch_split_images(conv, images, Scales::kOfImages, context);
     run(conv, plan, buffers, context);
   }
   return true;

@@ -12,7 +12,8 @@ using Encode = decltype(&cuTensorMapEncodeIm2col);
 
 }  // namespace
 
-CUtensorMap im2col_map(const Convolution& conv, const void* hi_lo, int windows, bool deep) {
+CUtensorMap im2col_map(const Convolution& conv, const void* hi_lo, int channels, int windows,
+                       bool deep) {
   static const Encode encode = driver_function<Encode>("cuTensorMapEncodeIm2col", 12000);
   if (encode == nullptr) {
     throw std::runtime_error(
@@ -38,8 +39,9 @@ CUtensorMap im2col_map(const Convolution& conv, const void* hi_lo, int windows, 
   CUtensorMap map;
   const CUresult result =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank, const_cast<void*>(hi_lo), size, stride,
-             lower, upper, Convolution::kStep, static_cast<uint32_t>(windows), traversal,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_64B,
+             lower, upper, static_cast<uint32_t>(channels), static_cast<uint32_t>(windows), traversal,
+             CU_TENSOR_MAP_INTERLEAVE_NONE,
+             channels == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw std::runtime_error(

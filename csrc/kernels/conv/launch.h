@@ -15,4 +15,8 @@ bool launch_conv_fp16x3(std::span<const Convolution> convs, const Context& conte
 // The bytes of the workspace on a GPU with `sms` SMs.
 int64_t conv_fp16x3_workspace(std::span<const Convolution> convs, int64_t sms);
 
+// Computes the gradient of a convolution's filters on Hopper, under the same conditions.
+bool launch_filter_gradient(const FilterGradient& gradient, const Context& context);
+int64_t filter_gradient_workspace(const FilterGradient& gradient, int64_t sms);
+
 }  // namespace tiled::cuda

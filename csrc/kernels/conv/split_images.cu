@@ -24,7 +24,8 @@ constexpr int kGroups = Convolution::kStep / 8;      // threads that share a pix
 constexpr int kAtOnce = kThreads / kGroups;          // pixels
 constexpr int kEach = 4, kPixels = kAtOnce * kEach;  // of a thread, and of a block
 constexpr int kAhead = 8;                            // loads of a thread in flight, for ranges
-constexpr int kStepBytes = Convolution::kStep * 4, kUnits = kStepBytes / 16;
+constexpr int kPlaneBytes = Convolution::kStep * 2;  // of a part of a step
+constexpr int kUnits = 2 * kPlaneBytes / 16;
 
 struct Params {
   Convolution conv;
@@ -35,6 +36,7 @@ struct Params {
   int parts;      // of an image, to find its range
   bool is_dense;  // an image has no gaps
   bool channels_last, vectorized;
+  Scales scales;
 };
 
 // --- Ranges --------------------------------------------------------------------------------------
@@ -109,7 +111,14 @@ __global__ void __launch_bounds__(kThreads) range_kernel(const __grid_constant__
   if (threadIdx.x > 0) return;
   UNROLL
   for (int warp = 1; warp < kWarps; ++warp) add(range, of_warps[warp]);
-  params.images.ranges[image * SplitImages::kParts + part] = range;
+  if (params.scales == Scales::kOfImages) {
+    params.images.ranges[image * SplitImages::kParts + part] = range;
+    return;
+  }
+  ImageRange& of_all = params.images.ranges[0];
+  atomicMax(&of_all.largest, range.largest);
+  atomicMax(&of_all.least_complement, range.least_complement);
+  atomicOr(&of_all.bits, range.bits);
 }
 
 // --- Split ---------------------------------------------------------------------------------------
@@ -140,9 +149,11 @@ __global__ void __launch_bounds__(kThreads) split_kernel(const __grid_constant__
   }
   ptx::pdl_wait();
   if (thread < 32) {
+    const bool of_all = params.scales == Scales::kOfAll;
+    const ImageRange* ranges = params.images.ranges + (of_all ? 0 : image * SplitImages::kParts);
     ImageRange range{};
-    for (int part = thread; part < params.parts; part += 32) {
-      add(range, params.images.ranges[image * SplitImages::kParts + part]);
+    for (int part = thread; part < (of_all ? 1 : params.parts); part += 32) {
+      add(range, ranges[part]);
     }
     range = of_warp(range);
     const ImageScale scale(range.largest, ~range.least_complement, range.bits);
@@ -152,8 +163,8 @@ __global__ void __launch_bounds__(kThreads) split_kernel(const __grid_constant__
   __syncthreads();
   const float scale = scale_of_image;
   const int64_t first_pixel = image * conv.in_pixels() + pixel_block * kPixels;
-  uint8_t* to = params.images.hi_lo + (first_pixel * params.channel_steps.by + step) * kStepBytes;
-  const int64_t pitch = int64_t{params.channel_steps.by} * kStepBytes;
+  const int64_t lo_plane = int64_t{params.channel_steps.by} * kPlaneBytes, pitch = 2 * lo_plane;
+  uint8_t* to = params.images.hi_lo + first_pixel * pitch + step * kPlaneBytes;
   UNROLL
   for (int i = 0; i < kEach; ++i) {
     const int pixel = i * kAtOnce + in_block;
@@ -164,7 +175,7 @@ __global__ void __launch_bounds__(kThreads) split_kernel(const __grid_constant__
       staging[pixel][(group + kGroups) ^ pixel % kUnits] = lo;
     } else if (pixel < pixels) {
       *reinterpret_cast<uint4*>(to + pixel * pitch + group * 16) = hi;
-      *reinterpret_cast<uint4*>(to + pixel * pitch + (group + kGroups) * 16) = lo;
+      *reinterpret_cast<uint4*>(to + pixel * pitch + lo_plane + group * 16) = lo;
     }
   }
   if (image_is_wide) {
@@ -181,7 +192,8 @@ __global__ void __launch_bounds__(kThreads) split_kernel(const __grid_constant__
   for (int i = 0; i < kPixels * kUnits / kThreads; ++i) {
     const int pixel = (i * kThreads + thread) / kUnits, unit = thread % kUnits;
     if (pixel >= pixels) break;
-    *reinterpret_cast<uint4*>(to + pixel * pitch + unit * 16) =
+    const int64_t plane = unit < kGroups ? 0 : lo_plane;
+    *reinterpret_cast<uint4*>(to + pixel * pitch + plane + unit % kGroups * 16) =
         staging[pixel][unit ^ pixel % kUnits];
   }
 }
@@ -199,10 +211,10 @@ bool is_dense(const Convolution& conv, bool channels_last) {
 
 }  // namespace
 
-void launch_split_images(const Convolution& conv, const SplitImages& images,
+void launch_split_images(const Convolution& conv, const SplitImages& images, Scales scales,
                          const Context& context) {
   Params params{};
-  params.conv = conv, params.images = images;
+  params.conv = conv, params.images = images, params.scales = scales;
   params.channels_last = conv.x.channel == 1 && conv.channels > 1;
   params.is_dense = is_dense(conv, params.channels_last);
   bool aligned = reinterpret_cast<uintptr_t>(conv.x.data) % 16 == 0 &&
@@ -221,6 +233,10 @@ void launch_split_images(const Convolution& conv, const SplitImages& images,
   const int64_t size = conv.channels * conv.in_pixels();
   params.parts =
       static_cast<int>(std::clamp<int64_t>(size / kOfPart, 1, int64_t{SplitImages::kParts}));
+  if (scales == Scales::kOfAll) {
+    check(cudaMemsetAsync(images.ranges, 0, sizeof(ImageRange),
+                          static_cast<cudaStream_t>(context.stream)));
+  }
   // There are fewer images than 2^31 / kParts: each has a pixel in memory.
   launch_pdl(range_kernel, static_cast<unsigned>(conv.images * params.parts), kThreads, 0, context,
              params);

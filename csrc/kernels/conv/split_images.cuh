@@ -18,14 +18,14 @@ struct ImageRange {
   uint32_t bits;              // bitwise or of all magnitudes
 };
 
-// Images split into parts: (image, depth, height, width, step of channels, hi or lo, channel).
+// Images split into parts: (image, depth, height, width, hi or lo, padded channel).
 struct SplitImages {
   static constexpr int kParts = 64;  // of an image, at most, with a range each
 
   uint8_t* hi_lo = nullptr;
-  ImageScale* scales = nullptr;       // of each image
+  ImageScale* scales = nullptr;       // of each image, or of all in scales[0]
   uint32_t* small_numbers = nullptr;  // of each pixel
-  ImageRange* ranges = nullptr;       // of the parts of each image
+  ImageRange* ranges = nullptr;       // of the parts of each image, or of all in ranges[0]
 
   static SplitImages take(const Convolution& conv, Workspace& workspace) {
     SplitImages split;
@@ -38,7 +38,10 @@ struct SplitImages {
   }
 };
 
-void launch_split_images(const Convolution& conv, const SplitImages& images,
+// Images have a scale each, or one for all.
+enum class Scales { kOfImages, kOfAll };
+
+void launch_split_images(const Convolution& conv, const SplitImages& images, Scales scales,
                          const Context& context);
 
 }  // namespace tiled::cuda::conv

@@ -196,6 +196,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   const bool multiplies = own_row < rows && own_col < cols;
   const float *const x = rows_smem + own_row * pitch, *const y = cols_smem + own_col * pitch;
   float total = kAddIdentity<float>;
+  if (cluster > 1) ptx::cluster_arrive();
 
   const float* from_rows =
       params.rows.data + (params.long_is_a ? offsets.b : offsets.a) + row * params.rows.row_stride;
@@ -241,6 +242,7 @@ __global__ void __launch_bounds__(kThreads, 3)
       total += sum;
       continue;
     }
+    if (first == 0) ptx::cluster_wait();  // the first block has started
     if (multiplies && length > 0) *ptx::map_shared_rank(&sums[round][rank][thread], 0) = sum;
     // The first block adds a round's sums while the others store the next round's elsewhere.
     ptx::cluster_sync();
