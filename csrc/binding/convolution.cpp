@@ -178,8 +178,7 @@ void launch([[maybe_unused]] const char* op, std::span<const Convolution> convs,
 #endif
 }
 
-void launch(const FilterGradient& gradient, Launches& launches,
-            [[maybe_unused]] const Tensor& x) {
+void launch(const FilterGradient& gradient, Launches& launches, [[maybe_unused]] const Tensor& x) {
   if (launches.context.on_host()) {
     cpu::launch_filter_gradient(gradient, launches.context);
     return;
@@ -317,7 +316,8 @@ Tensor conv_filter_gradient(const Tensor& x, const Tensor& grad, const std::vect
                         ", since x is " + shape_of(x) + " and weight is " +
                         to_string(weight_shape));
   }
-  Tensor dw = allocate(kFilterOp, weight_shape, ScalarType::Float, x);
+  Tensor dw =
+      allocate_images(kFilterOp, weight_shape, is_channels_last(x) || is_channels_last(grad), x);
   const Convolution group = make_group(sizes, stride, padding, dilation);
   if (is_empty(group)) {
     torch::stable::zero_(dw);
@@ -342,8 +342,8 @@ Tensor conv_filter_gradient(const Tensor& x, const Tensor& grad, const std::vect
 
 std::string explain_conv(const std::vector<int64_t>& x, const std::vector<int64_t>& weight,
                          const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
-                         const std::vector<int64_t>& dilation, int64_t groups, const std::string& result,
-                         [[maybe_unused]] int64_t sms) {
+                         const std::vector<int64_t>& dilation, int64_t groups,
+                         const std::string& result, [[maybe_unused]] int64_t sms) {
   const Sizes sizes =
       check_sizes(kOp, Shape(x.begin(), x.end()), Shape(weight.begin(), weight.end()), stride,
                   padding, dilation, groups);
@@ -354,8 +354,9 @@ std::string explain_conv(const std::vector<int64_t>& x, const std::vector<int64_
   int64_t bytes = 0;
 #ifdef TORCH_TILED_WITH_CUDA
   if (fits && !is_empty(conv)) {
-    bytes = result == "dw" ? cuda::filter_gradient_workspace({.conv = conv, .dy = {}, .dw = {}}, sms)
-                           : cuda::conv_fp16x3_workspace(convs, sms);
+    bytes = result == "dw"
+                ? cuda::filter_gradient_workspace({.conv = conv, .dy = {}, .dw = {}}, sms)
+                : cuda::conv_fp16x3_workspace(convs, sms);
   }
 #endif
   return json(Fields{{"fits", json_bool(fits)}, {"workspace_bytes", json(bytes)}});

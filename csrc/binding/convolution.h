@@ -23,8 +23,8 @@ Tensor conv_transposed(const Tensor& grad, const Tensor& weight, const std::vect
                        const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
                        const std::vector<int64_t>& dilation, int64_t groups);
 
-// Returns the gradient of a convolution's filters, which have the spatial sizes `size`, from that of
-// its result.
+// Returns the gradient of a convolution's filters, which have the spatial sizes `size`, from that
+// of its result. It is in channels_last if x or grad is.
 Tensor conv_filter_gradient(const Tensor& x, const Tensor& grad, const std::vector<int64_t>& size,
                             const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
                             const std::vector<int64_t>& dilation, int64_t groups);
@@ -34,7 +34,7 @@ Tensor conv_filter_gradient(const Tensor& x, const Tensor& grad, const std::vect
 // `result` names: "y", "dx" or "dw".
 std::string explain_conv(const std::vector<int64_t>& x, const std::vector<int64_t>& weight,
                          const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
-                         const std::vector<int64_t>& dilation, int64_t groups, const std::string& result,
-                         int64_t sms);
+                         const std::vector<int64_t>& dilation, int64_t groups,
+                         const std::string& result, int64_t sms);
 
 }  // namespace tiled

@@ -37,13 +37,15 @@ struct ImageScale {
 
 // The spans of chunks of a gradient of filters.
 struct Spans {
-  static constexpr int kMost = 16;
+  static constexpr int kMost = 64;
   int64_t chunks;
 
   HOST_DEVICE explicit Spans(int64_t k) : chunks(ceil_div(k, kChunk)) {}
   HOST_DEVICE int count() const { return static_cast<int>(chunks < kMost ? chunks : kMost); }
   // The first chunk of a span, or the end of the last one.
-  HOST_DEVICE int64_t first_chunk(int span) const { return span * chunks / count(); }
+  HOST_DEVICE int64_t first_chunk(int64_t span) const { return span * chunks / count(); }
+  // The first span that begins at a chunk, or behind it.
+  HOST_DEVICE int64_t span_from(int64_t chunk) const { return ceil_div(chunk * count(), chunks); }
 };
 
 }  // namespace tiled

@@ -229,13 +229,12 @@ void launch_filter_gradient(const FilterGradient& gradient, const Context& conte
     while (spans.first_chunk(span + 1) <= chunk) ++span;
     return spans.first_chunk(span + 1);
   };
-  multiply(conv.all_taps() * conv.channels, conv.filters, gradient.k(), Columns{conv, images},
-           GradientRows{gradient}, span_end, context,
-           [&](int64_t column, int64_t filter, float sum) {
-             gradient.dw.data[filter * gradient.dw.image + column % conv.channels *
-                              gradient.dw.channel +
-                              Place(conv.taps, column / conv.channels).offset(gradient.dw)] = sum;
-           });
+  multiply(
+      conv.all_taps() * conv.channels, conv.filters, gradient.k(), Columns{conv, images},
+      GradientRows{gradient}, span_end, context, [&](int64_t column, int64_t filter, float sum) {
+        gradient.dw.data[filter * gradient.dw.image + column % conv.channels * gradient.dw.channel +
+                         Place(conv.taps, column / conv.channels).offset(gradient.dw)] = sum;
+      });
 }
 
 void launch_conv_fp16x3(const Convolution& conv, const Context& context) {

@@ -13,7 +13,7 @@ from helpers.specification import (
 )
 
 STEP = 32  # to which the channels of a tap are padded
-SPANS = 16  # of the chunks of a gradient of filters, at most
+SPANS = 64  # of the chunks of a gradient of filters, at most
 
 
 def windows_of(x, taps, stride, padding, dilation):

@@ -259,7 +259,7 @@ def _fake_filter_gradient(x, grad, size, stride, padding, dilation, groups):
             f"{_shape(x)} and weight is {_shape_text(weight)}"
         ),
     )
-    return x.new_empty(weight)
+    return _empty_images(weight, x, grad)
 
 
 # --- vmap ----------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@
 // Next:  taps of few channels in one box.
 //
 //   producer    wait empty[s]       load a step of dy and of windows          -> full[s]
-//   consumers   as in fp16x3_sm90.cu; the sum of a span of chunks is stored, and a second kernel
-//               adds the spans; or a block has all spans of a tile, and adds them itself
+//   consumers   as in fp16x3_sm90.cu
+//   end of a span of chunks         add its sum to those of the spans before, or store it
 //
-// The work items are the spans of all tiles, and a block has a range of them.
+// Each block has as many whole tiles as every other one. The spans of the tiles that are left are
+// shared by all blocks, which store their sums, and a second kernel adds these.
 
 #include <algorithm>
 #include <cstddef>
@@ -43,25 +44,44 @@ namespace {
 
 // --- Tiles, shared memory, parameters ------------------------------------------------------------
 
-constexpr int kTile = 128;                                  // filters, and columns
-constexpr int kGroup = 64, kTileGroups = kTile / kGroup;    // channels of a tap in a box
-constexpr int kStages = 5;
-constexpr int kRowPlane = Presplit::plane_bytes(kTile);     // of dy
-constexpr int kBoxBytes = kK * kGroup * 2, kColumnPlane = kTileGroups * kBoxBytes;
-constexpr int kBStep = 16 * kGroup * 2 / 16;                // of a descriptor
+constexpr int kGroup = 64;                         // channels of a tap in a box
+constexpr int kBoxBytes = kK * kGroup * 2;         // of one part
+constexpr int kBStep = 16 * kGroup * 2 / 16;       // of a descriptor
+constexpr int kGroups = Columns::kCount / kGroup;  // of a consumer
 
+// Consumers share the columns of a tile of 128 filters, or the filters of one of 64.
+template <int kOfFilters>
+struct Tile {
+  static constexpr int kFilters = kOfFilters;
+  static constexpr bool kShareColumns = kFilters == 128;
+  static constexpr int kBoxes = kShareColumns ? kGroups : 2 * kGroups;
+  static constexpr int kStages = kShareColumns ? 5 : 4;
+  static constexpr int kRowPlane = Presplit::plane_bytes(kFilters);  // of dy
+  static constexpr int kColumnPlane = kBoxes * kBoxBytes;
+};
+
+// Of a box: its first channel, and its tap's distance from a window's first one along width, height
+// and depth.
+struct Box {
+  int channel;
+  uint16_t offsets[kSpatialDims];
+};
+
+template <class T>
 struct Smem {
   struct Stage {
-    uint8_t rows[2 * kRowPlane];  // the hi plane, then the lo plane
-    uint8_t columns[2 * kColumnPlane];
+    uint8_t rows[2 * T::kRowPlane];  // the hi plane, then the lo plane
+    uint8_t columns[2 * T::kColumnPlane];
   };
-  alignas(1024) Stage stage[kStages];
+  alignas(1024) Stage stage[T::kStages];
   Accumulators totals[kConsumers];  // of the chunks before, in the span
   Columns columns[kConsumers];
-  uint32_t small_numbers[kConsumers][kTileGroups];
-  uint64_t full[kStages], empty[kStages];
+  uint32_t small_numbers[kConsumers][kGroups];
+  Box boxes[T::kBoxes];  // of the producer's tile
+  uint64_t full[T::kStages], empty[T::kStages];
 };
-static_assert(sizeof(Smem) <= kMaxSharedMemory);
+static_assert(sizeof(Smem<Tile<128>>) <= kMaxSharedMemory);
+static_assert(sizeof(Smem<Tile<64>>) <= kMaxSharedMemory);
 
 struct Params {
   CUtensorMap map;
@@ -69,35 +89,37 @@ struct Params {
   WindowSizes sizes;
   SplitImages images;
   Presplit dy;
-  FastDivmod spans, row_tiles, tap_groups;  // divide items, tiles and groups of columns
-  int64_t items;
-  bool has_depth;  // of the map
-  bool whole;      // a block has all spans of a tile
-  // Of (tile, span, consumer), or if whole of (block, consumer): the sum of the spans before.
-  Accumulators* partial_sums;
+  FastDivmod row_tiles, taps;  // divide tiles and groups of columns
+  int64_t whole_tiles, split_tiles;
+  bool has_depth;              // of the map
+  Accumulators* partial_sums;  // of the split tiles: (tile, span, consumer)
+  Accumulators* sums_before;   // of the spans before, if they have several chunks
 
   __device__ const Convolution& conv() const { return gradient.conv; }
-  __device__ int64_t groups() const { return conv().all_taps() * tap_groups.by; }
+  __device__ int64_t groups() const { return taps.by * ceil_div(conv().channels, kGroup); }
 };
 
 // A tile of dw: its first filter, and its first group of columns.
+template <class T>
 struct TilePlace {
   int64_t filter, group;
   __device__ TilePlace(const Params& params, int64_t tile) {
     const int64_t of_columns = params.row_tiles.divide(tile);
-    filter = (tile - of_columns * params.row_tiles.by) * kTile;
-    group = of_columns * kTileGroups;
+    filter = (tile - of_columns * params.row_tiles.by) * T::kFilters;
+    group = of_columns * T::kBoxes;
   }
 };
 
-// A column of dw, by its group and its place in that.
+// A column of dw, by its group and its place in that. All taps of 64 channels follow one another,
+// so that blocks write the lines of dw at one time.
 struct Column {
+  int64_t of_channels;  // 64 of them
   Tap tap;
   int64_t channel;
   __device__ Column(const Params& params, int64_t group, int in_group)
-      : tap(params.conv(), params.tap_groups.divide(group)),
-        channel((group - params.tap_groups.divide(group) * params.tap_groups.by) * kGroup +
-                in_group) {}
+      : of_channels(params.taps.divide(group)),
+        tap(params.conv(), group - of_channels * params.taps.by),
+        channel(of_channels * kGroup + in_group) {}
   __device__ int64_t offset_in_dw(const Params& params) const {
     const ImagesOf<float>& dw = params.gradient.dw;
     int64_t offset = channel * dw.channel;
@@ -107,26 +129,59 @@ struct Column {
   }
 };
 
-// A work item: the chunks of a span of a tile.
+// The chunks that a block sums before it adds or stores a sum.
 struct Item {
   int64_t tile;
-  int span;
-  int64_t first, end;  // chunks
-  __device__ Item(const Params& params, int64_t index)
-      : tile(params.spans.divide(index)),
-        span(static_cast<int>(index - tile * params.spans.by)) {
-    const Spans spans(params.gradient.k());
-    first = spans.first_chunk(span), end = spans.first_chunk(span + 1);
-  }
+  int64_t first, end;      // chunks
+  bool is_first, is_last;  // of the tile
+  int64_t split;           // the index of a stored sum, or -1 if the tile is whole
 };
-struct Items {
-  int64_t first, end;
-  __device__ explicit Items(const Params& params) {
-    const int64_t units = params.whole ? params.spans.divide(params.items) : params.items;
-    const int64_t unit = params.whole ? params.spans.by : 1;
-    first = blockIdx.x * units / gridDim.x * unit;
-    end = (int64_t{blockIdx.x} + 1) * units / gridDim.x * unit;
+
+// The items of a block: those of its whole tiles, and those that begin in its part of the chunks of
+// the split tiles.
+class Items {
+ public:
+  __device__ explicit Items(const Params& params)
+      : spans_(params.gradient.k()),
+        // Sums of single chunks are added as the chunks of one span.
+        of_tile_(spans_.chunks == spans_.count() ? 1 : spans_.count()),
+        whole_tiles_(params.whole_tiles),
+        whole_(static_cast<int>((whole_tiles_ + gridDim.x - 1 - blockIdx.x) / gridDim.x) *
+               of_tile_),
+        first_(from(blockIdx.x * (params.split_tiles * spans_.chunks) / gridDim.x)),
+        count_(whole_ + static_cast<int>(from((blockIdx.x + int64_t{1}) *
+                                              (params.split_tiles * spans_.chunks) / gridDim.x) -
+                                         first_)) {}
+  __device__ int count() const { return count_; }
+  __device__ Item operator[](int index) const {
+    Item item{};
+    if (index >= whole_) {
+      item.split = first_ + index - whole_;
+      const int64_t tile = item.split / spans_.count(), span = item.split - tile * spans_.count();
+      item.tile = whole_tiles_ + tile;
+      item.first = spans_.first_chunk(span), item.end = spans_.first_chunk(span + 1);
+      return item;
+    }
+    const int span = index % of_tile_;
+    item.tile = blockIdx.x + int64_t{index / of_tile_} * gridDim.x;
+    item.first = span * spans_.chunks / of_tile_, item.end = (span + 1) * spans_.chunks / of_tile_;
+    item.is_first = span == 0, item.is_last = span + 1 == of_tile_, item.split = -1;
+    return item;
   }
+
+ private:
+  // The first span of split tiles that begins at a chunk of theirs, or behind it.
+  __device__ int64_t from(int64_t chunk) const {
+    const int64_t tile = chunk / spans_.chunks;
+    return tile * spans_.count() + spans_.span_from(chunk - tile * spans_.chunks);
+  }
+
+  Spans spans_;
+  int of_tile_;
+  int64_t whole_tiles_;
+  int whole_;
+  int64_t first_;
+  int count_;
 };
 
 __device__ int steps_of_chunk(const Params& params, int64_t chunk) {
@@ -136,34 +191,40 @@ __device__ int steps_of_chunk(const Params& params, int64_t chunk) {
 
 // --- Producer ------------------------------------------------------------------------------------
 
-__device__ void produce(const Params& params, Smem& smem) {
+template <class T>
+__device__ void produce(const Params& params, Smem<T>& smem) {
   const Convolution& conv = params.conv();
   const auto lo_channels = static_cast<int>(conv.padded_channels());
   const Items items(params);
-  ptx::PipelineState pipe{.stages = kStages, .parity = 1};
+  ptx::PipelineState pipe{.stages = T::kStages, .parity = 1};
   ptx::pdl_wait();
-  for (int64_t index = items.first; index < items.end; ++index) {
-    const Item item(params, index);
-    const TilePlace tile(params, item.tile);
-    const int64_t row_tile = tile.filter / Presplit::kRows;
-    const int row_bytes = Presplit::plane_bytes(params.dy.tile_rows(row_tile));
-    const auto boxes = static_cast<int>(min(params.groups() - tile.group, int64_t{kTileGroups}));
-    int channel[kTileGroups];
-    uint16_t offsets[kTileGroups][3];
-    UNROLL
-    for (int box = 0; box < kTileGroups; ++box) {
-      const Column column(params, tile.group + box, 0);
-      channel[box] = static_cast<int>(column.channel);
+  for (int index = 0; index < items.count(); ++index) {
+    const Item item = items[index];
+    const TilePlace<T> tile(params, item.tile);
+    // A tile of the presplit may hold two of ours, one after another in each plane.
+    const int64_t presplit_tile = tile.filter / Presplit::kRows;
+    const auto in_presplit = static_cast<int>(tile.filter % Presplit::kRows);
+    const int presplit_rows = params.dy.tile_rows(presplit_tile);
+    const int presplit_plane = Presplit::plane_bytes(presplit_rows);
+    const int row_bytes = Presplit::plane_bytes(min(presplit_rows - in_presplit, T::kFilters));
+    const auto boxes = static_cast<int>(min(params.groups() - tile.group, int64_t{T::kBoxes}));
+    NO_UNROLL
+    for (int i = 0; i < T::kBoxes; ++i) {
+      const Column column(params, tile.group + i, 0);
+      Box& box = smem.boxes[i];
+      box.channel = static_cast<int>(column.channel);
       UNROLL
-      for (int i = 0; i < 3; ++i) {
-        offsets[box][i] = static_cast<uint16_t>(column.tap.at[2 - i] * conv.dilation[2 - i]);
+      for (int d = 0; d < kSpatialDims; ++d) {
+        box.offsets[2 - d] = static_cast<uint16_t>(column.tap.at[d] * conv.dilation[d]);
       }
     }
     int64_t first_window = item.first * kChunk;
-    const uint8_t* rows = params.dy.hi_lo + params.dy.step_offset(0, row_tile, first_window / kK);
     const int64_t end_window = min(item.end * kChunk, params.gradient.k());
+    const uint8_t* rows = params.dy.hi_lo +
+                          params.dy.step_offset(0, presplit_tile, first_window / kK) +
+                          Presplit::plane_bytes(in_presplit);
     for (; first_window < end_window; first_window += kK, pipe.advance()) {
-      Smem::Stage& stage = smem.stage[pipe.stage];
+      typename Smem<T>::Stage& stage = smem.stage[pipe.stage];
       uint64_t* full = &smem.full[pipe.stage];
       const Window window(params.sizes, first_window);
       int coords[5] = {0, window.first(conv, 2), window.first(conv, 1), window.first(conv, 0),
@@ -171,17 +232,17 @@ __device__ void produce(const Params& params, Smem& smem) {
       ptx::mbarrier_wait(&smem.empty[pipe.stage], pipe.parity);
       ptx::arrive_expect_tx(full, 2 * (row_bytes + boxes * kBoxBytes));
       NO_UNROLL
-      for (int part = 0; part < 2; ++part, rows += row_bytes) {
-        ptx::bulk_load(stage.rows + part * kRowPlane, rows, row_bytes, full);
-        UNROLL
-        for (int box = 0; box < kTileGroups; ++box) {
-          if (box >= boxes) break;
-          uint8_t* to = stage.columns + part * kColumnPlane + box * kBoxBytes;
-          coords[0] = part * lo_channels + channel[box];
+      for (int part = 0; part < 2; ++part, rows += presplit_plane) {
+        ptx::bulk_load(stage.rows + part * T::kRowPlane, rows, row_bytes, full);
+        uint8_t* to = stage.columns + part * T::kColumnPlane;
+        NO_UNROLL
+        for (int i = 0; i < boxes; ++i, to += kBoxBytes) {
+          const Box& box = smem.boxes[i];
+          coords[0] = part * lo_channels + box.channel;
           if (params.has_depth) {
-            ptx::tma_load_im2col(to, &params.map, coords, offsets[box], full);
+            ptx::tma_load_im2col(to, &params.map, coords, box.offsets, full);
           } else {
-            ptx::tma_load_im2col_2d(to, &params.map, coords, offsets[box], full);
+            ptx::tma_load_im2col_2d(to, &params.map, coords, box.offsets, full);
           }
         }
       }
@@ -191,49 +252,55 @@ __device__ void produce(const Params& params, Smem& smem) {
 
 // --- Consumers -----------------------------------------------------------------------------------
 
+template <class T>
 struct Consumer {
   int warpgroup, thread;
-  int row, column;  // of accumulator 0, in the part of 64 filters and in the tile
+  int row, column;  // of accumulator 0, in the tile and in the consumer's columns
   __device__ Consumer(int of_warpgroup, int of_thread)
       : warpgroup(of_warpgroup),
         thread(of_thread),
-        row(warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4),
+        row(first_row() + thread / 32 * 16 + thread % 32 / 4),
         column(thread % 4 * 2) {}
+  // The first row, and the first group of columns, in the tile.
+  __device__ int first_row() const { return T::kShareColumns ? warpgroup * 64 : 0; }
+  __device__ int first_group() const { return T::kShareColumns ? 0 : warpgroup * kGroups; }
   __device__ int barrier() const { return 1 + warpgroup; }
-  __device__ void release(Smem& smem, int stage) const {
+  __device__ void release(Smem<T>& smem, int stage) const {
     if (thread % 32 == 0) ptx::mbarrier_arrive(&smem.empty[stage]);
   }
 };
 
-__device__ Operands operands_of(const Smem::Stage& stage, const Consumer& me) {
-  const uint8_t* rows = stage.rows + Presplit::plane_bytes(me.warpgroup * 64);
-  return {wgmma::descriptor(rows), wgmma::descriptor(rows + kRowPlane),
-          wgmma::swizzled_descriptor<kBoxBytes>(stage.columns),
-          wgmma::swizzled_descriptor<kBoxBytes>(stage.columns + kColumnPlane)};
+template <class T>
+__device__ Operands operands_of(const typename Smem<T>::Stage& stage, const Consumer<T>& me) {
+  const uint8_t* rows = stage.rows + Presplit::plane_bytes(me.first_row());
+  const uint8_t* columns = stage.columns + me.first_group() * kBoxBytes;
+  return {wgmma::descriptor(rows), wgmma::descriptor(rows + T::kRowPlane),
+          wgmma::swizzled_descriptor<kBoxBytes>(columns),
+          wgmma::swizzled_descriptor<kBoxBytes>(columns + T::kColumnPlane)};
 }
 
-// Fills the table of a tile's columns; each thread has one.
-__device__ void fill(Columns& columns, const Params& params, const TilePlace& tile, int thread,
+// Fills the table of a consumer's columns, from a group on; each thread has one.
+__device__ void fill(Columns& columns, const Params& params, int64_t group, int thread,
                      int barrier) {
-  const Column column(params, tile.group + thread / kGroup, thread % kGroup);
+  const Column column(params, group + thread / kGroup, thread % kGroup);
   ptx::named_barrier_sync(barrier, kWarpgroup);  // the last tile's have been read
   const bool exists =
-      column.channel < params.conv().channels && tile.group + thread / kGroup < params.groups();
+      column.channel < params.conv().channels && group + thread / kGroup < params.groups();
   columns.set_offset(thread, exists ? column.offset_in_dw(params) : Columns::kNone);
   columns.inverse_scales[thread] = params.images.scales[0].inverse_scale(0);
   ptx::named_barrier_sync(barrier, kWarpgroup);
 }
 
 // Replaces the inverse scales by a chunk's, which the small numbers of its pixels decide.
-__device__ __noinline__ void fill_wide(Columns& columns, uint32_t (&small_numbers)[kTileGroups],
-                                       const Params& params, const TilePlace& tile, int64_t chunk,
+__device__ __noinline__ void fill_wide(Columns& columns, uint32_t (&small_numbers)[kGroups],
+                                       const Params& params, int64_t group, int64_t chunk,
                                        int thread, int barrier) {
   const Convolution& conv = params.conv();
-  if (thread < kTileGroups) small_numbers[thread] = 0;
+  if (thread < kGroups) small_numbers[thread] = 0;
   ptx::named_barrier_sync(barrier, kWarpgroup);  // the last chunk's have been read, too
   const int64_t end = min((chunk + 1) * kChunk, params.gradient.k());
-  for (int group = 0; group < kTileGroups; ++group) {
-    const Tap tap = Column(params, tile.group + group, 0).tap;
+  for (int i = 0; i < kGroups; ++i) {
+    const Tap tap = Column(params, group + i, 0).tap;
     uint32_t small = 0;
     for (int64_t index = chunk * kChunk + thread; index < end; index += kWarpgroup) {
       const Window window(params.sizes, index);
@@ -242,7 +309,7 @@ __device__ __noinline__ void fill_wide(Columns& columns, uint32_t (&small_number
       const int64_t at = window.image * conv.in_pixels() + pixel.index;
       small += min(params.images.small_numbers[at], static_cast<uint32_t>(kChunk));
     }
-    if (small > 0) atomicAdd(&small_numbers[group], small);
+    if (small > 0) atomicAdd(&small_numbers[i], small);
   }
   ptx::named_barrier_sync(barrier, kWarpgroup);
   columns.inverse_scales[thread] =
@@ -254,8 +321,7 @@ __device__ __noinline__ void fill_wide(Columns& columns, uint32_t (&small_number
 
 // Sums an element in the chunked order, which all threads of a warp ask for: each sums chunks of
 // its own.
-__device__ float recompute_by_warp(const Params& params, int64_t filter,
-                                                const Column& column) {
+__device__ float recompute_by_warp(const Params& params, int64_t filter, const Column& column) {
   const Convolution& conv = params.conv();
   const auto lane = static_cast<int>(threadIdx.x % 32);
   const int64_t k = params.gradient.k(), chunks = ceil_div(k, int64_t{kChunk});
@@ -283,9 +349,9 @@ __device__ float recompute_by_warp(const Params& params, int64_t filter,
 // Recomputes the sums that are NaN. The sums are in shared memory, so that the loop need not be
 // unrolled.
 template <int kCount>
-__device__ void recompute(const Params& params, const TilePlace& tile,
-                                       const Elements& at, const Columns& columns,
-                                       float4 (&staging)[kCount / 4][kWarpgroup], int thread) {
+__device__ void recompute(const Params& params, int64_t group, const Elements& at,
+                          const Columns& columns, float4 (&staging)[kCount / 4][kWarpgroup],
+                          int thread) {
   NO_UNROLL
   for (int i = 0; i < kCount; ++i) {
     float& staged = reinterpret_cast<float*>(&staging[i / 4][thread])[i % 4];
@@ -295,58 +361,61 @@ __device__ void recompute(const Params& params, const TilePlace& tile,
     for (; flagged != 0; flagged &= flagged - 1) {
       const int lane = __ffs(static_cast<int>(flagged)) - 1;
       const int of_lane = __shfl_sync(~0u, column, lane);
-      const Column place(params, tile.group + of_lane / kGroup, of_lane % kGroup);
+      const Column place(params, group + of_lane / kGroup, of_lane % kGroup);
       const float sum = recompute_by_warp(params, __shfl_sync(~0u, filter, lane), place);
       if (thread % 32 == lane) staged = sum;
     }
   }
 }
 
-// Finishes and stores a thread's sums, from accumulator `first` on.
+// Finishes and stores a thread's sums, of columns from a group on.
 template <int kCount>
-__device__ void store(const Params& params, const TilePlace& tile, const Columns& columns,
-                      const Consumer& me, int first, float4 (&staging)[kCount / 4][kWarpgroup],
+__device__ void store(const Params& params, const Elements& at, const Columns& columns,
+                      int64_t group, float4 (&staging)[kCount / 4][kWarpgroup], int thread,
                       float (&sum)[kCount]) {
   const ImagesOf<float>& dw = params.gradient.dw;
-  const int64_t row = tile.filter + me.row;
-  const Elements at{
-      .row = row, .rows = params.conv().filters - row, .col = me.column, .first = first};
   bool plain = true;
   UNROLL
   for (const float each : sum) plain &= !isnan(each);
   if (!__all_sync(~0u, plain)) {
     UNROLL
     for (int i = 0; i < kCount; i += 4) {
-      staging[i / 4][me.thread] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
+      staging[i / 4][thread] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
     }
-    recompute<kCount>(params, tile, at, columns, staging, me.thread);
+    recompute<kCount>(params, group, at, columns, staging, thread);
     UNROLL
     for (int i = 0; i < kCount; i += 4) {
-      const float4 x4 = staging[i / 4][me.thread];
+      const float4 x4 = staging[i / 4][thread];
       sum[i] = x4.x, sum[i + 1] = x4.y, sum[i + 2] = x4.z, sum[i + 3] = x4.w;
     }
   }
-  store_elements(dw.data + row * dw.image, dw.image, at, columns, sum);
+  store_elements(dw.data + at.row * dw.image, dw.image, at, columns, sum);
+}
+
+template <class T>
+__device__ Elements elements_of(const Params& params, const TilePlace<T>& tile,
+                                const Consumer<T>& me, int first) {
+  const int64_t row = tile.filter + me.row;
+  return {.row = row, .rows = params.conv().filters - row, .col = me.column, .first = first};
 }
 
 // --- Kernels -------------------------------------------------------------------------------------
 
-template <int kPromote>
-__device__ void consume(const Params& params, Smem& smem) {
-  const Consumer me(static_cast<int>(threadIdx.x / kWarpgroup) - 1,
-                    static_cast<int>(threadIdx.x % kWarpgroup));
+template <int kPromote, class T>
+__device__ void consume(const Params& params, Smem<T>& smem) {
+  const Consumer<T> me(static_cast<int>(threadIdx.x / kWarpgroup) - 1,
+                       static_cast<int>(threadIdx.x % kWarpgroup));
   Accumulators& totals = smem.totals[me.warpgroup];
   Columns& columns = smem.columns[me.warpgroup];
   const Items items(params);
-  ptx::PipelineState pipe{.stages = kStages};
+  ptx::PipelineState pipe{.stages = T::kStages};
   ptx::pdl_wait();
   const bool is_wide = params.images.scales[0].is_wide;
-  int64_t last_tile = -1;
-  for (int64_t index = items.first; index < items.end; ++index) {
-    const Item item(params, index);
-    const TilePlace tile(params, item.tile);
-    if (item.tile != last_tile) fill(columns, params, tile, me.thread, me.barrier());
-    last_tile = item.tile;
+  for (int index = 0; index < items.count(); ++index) {
+    const Item item = items[index];
+    const TilePlace<T> tile(params, item.tile);
+    const int64_t group = tile.group + me.first_group();
+    fill(columns, params, group, me.thread, me.barrier());
     float low[kElements], total[kElements];
     for (int64_t chunk = item.first; chunk < item.end; ++chunk) {
       const int last = multiply_chunk<kPromote, kBStep>(
@@ -359,7 +428,7 @@ __device__ void consume(const Params& params, Smem& smem) {
       wgmma::fence_operand(low);
       me.release(smem, last);
       if (is_wide) {
-        fill_wide(columns, smem.small_numbers[me.warpgroup], params, tile, chunk, me.thread,
+        fill_wide(columns, smem.small_numbers[me.warpgroup], params, group, chunk, me.thread,
                   me.barrier());
       }
       float2 column_scales[kElements / 4];
@@ -367,24 +436,25 @@ __device__ void consume(const Params& params, Smem& smem) {
       descale_chunk(total, low, row_scales, column_scales, kPromote);
       add_to_totals(totals, me.thread, chunk > item.first, chunk + 1 < item.end, total);
     }
-    if (!params.whole) {
-      store_chunk(params.partial_sums[index * kConsumers + me.warpgroup], me.thread, total);
+    if (item.split >= 0) {
+      store_chunk(params.partial_sums[item.split * kConsumers + me.warpgroup], me.thread, total);
       continue;
     }
-    const bool is_last = item.span + 1 == static_cast<int>(params.spans.by);
-    add_to_totals(params.partial_sums[blockIdx.x * kConsumers + me.warpgroup], me.thread,
-                  item.span > 0, !is_last, total);
-    if (is_last) store(params, tile, columns, me, 0, totals, total);
+    add_to_totals(params.sums_before[blockIdx.x * kConsumers + me.warpgroup], me.thread,
+                  !item.is_first, !item.is_last, total);
+    if (!item.is_last) continue;
+    store(params, elements_of(params, tile, me, 0), columns, group, totals, me.thread, total);
   }
 }
 
-template <int kPromote>
+template <int kPromote, int kFilters>
 __global__ void __launch_bounds__(kThreads, 1)
     filter_gradient_kernel(const __grid_constant__ Params params) {
+  using T = Tile<kFilters>;
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
-  Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
+  Smem<T>& smem = *reinterpret_cast<Smem<T>*>(smem_bytes);
   if (threadIdx.x == 0) {
-    ptx::mbarrier_init_stages(kStages, smem.full, 1, smem.empty, kConsumers * kWarpgroup / 32);
+    ptx::mbarrier_init_stages(T::kStages, smem.full, 1, smem.empty, kConsumers * kWarpgroup / 32);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
@@ -401,61 +471,77 @@ __global__ void __launch_bounds__(kThreads, 1)
 // Adds the sums of spans in order. A block has some elements of each thread of a consumer.
 constexpr int kReduceElements = 16, kReduceParts = kElements / kReduceElements;
 
-__global__ void __launch_bounds__(kWarpgroup)
+template <int kFilters>
+__global__ void __launch_bounds__(kWarpgroup, 4)
     filter_gradient_reduce_kernel(const __grid_constant__ Params params) {
+  using T = Tile<kFilters>;
   __shared__ float4 staging[kReduceElements / 4][kWarpgroup];
   __shared__ Columns columns;
   ptx::pdl_wait();
   const auto part = static_cast<int>(blockIdx.x % kReduceParts);
-  const int64_t index = blockIdx.x / kReduceParts;
-  const Consumer me(static_cast<int>(index % kConsumers), static_cast<int>(threadIdx.x));
-  const TilePlace tile(params, index / kConsumers);
-  fill(columns, params, tile, me.thread, me.barrier());
-  const auto spans = static_cast<int>(params.spans.by);
+  const int64_t index = blockIdx.x / kReduceParts, split = index / kConsumers;
+  const Consumer<T> me(static_cast<int>(index % kConsumers), static_cast<int>(threadIdx.x));
+  const TilePlace<T> tile(params, params.whole_tiles + split);
+  const int64_t group = tile.group + me.first_group();
+  fill(columns, params, group, me.thread, me.barrier());
+  const int spans = Spans(params.gradient.k()).count();
   float sum[kReduceElements];
-  add_sums(&params.partial_sums[index / kConsumers * spans * kConsumers + me.warpgroup], kConsumers,
-           spans, part * kReduceElements, me.thread, sum);
-  store(params, tile, columns, me, part * kReduceElements, staging, sum);
+  add_sums(&params.partial_sums[split * spans * kConsumers + me.warpgroup], kConsumers, spans,
+           part * kReduceElements, me.thread, sum);
+  store(params, elements_of(params, tile, me, part * kReduceElements), columns, group, staging,
+        me.thread, sum);
 }
 
 // --- The host's side -----------------------------------------------------------------------------
 
 struct Plan {
-  int64_t row_tiles, tap_groups, tiles, spans;
-  bool whole;
-  unsigned blocks;
+  int filters;  // of a tile
+  int64_t row_tiles, tiles, whole_tiles, blocks, spans;
+  bool spans_are_chunks;
+  double time;  // in units of a tile
 
-  Plan(const FilterGradient& gradient, int64_t sms) {
+  Plan(const FilterGradient& gradient, int of_filters, int64_t sms)
+      : filters(of_filters), blocks(sms) {
     const Convolution& conv = gradient.conv;
-    row_tiles = ceil_div(conv.filters, int64_t{kTile});
-    tap_groups = ceil_div(conv.channels, int64_t{kGroup});
-    tiles = row_tiles * ceil_div(conv.all_taps() * tap_groups, int64_t{kTileGroups});
+    const int64_t columns = int64_t{128} * 128 / filters / kGroup;
+    row_tiles = ceil_div(conv.filters, int64_t{filters});
+    tiles =
+        row_tiles * ceil_div(conv.all_taps() * ceil_div(conv.channels, int64_t{kGroup}), columns);
     const Spans of_k(gradient.k());
-    spans = of_k.count();
-    // Spans: the time of a tile's chunks is 1, and the reduction reads and writes each sum.
-    constexpr double kReduceEach = 0.03;
-    const auto each = 1.0 / static_cast<double>(spans);
-    const auto chunks = static_cast<double>(of_k.chunks);
-    const double split =
-        static_cast<double>(ceil_div(tiles * spans, sms)) * each +
-        kReduceEach * static_cast<double>(tiles * spans) / static_cast<double>(sms) / chunks;
-    whole = static_cast<double>(ceil_div(tiles, sms)) <= split;
-    blocks = static_cast<unsigned>(std::min(whole ? tiles : tiles * spans, sms));
+    spans = of_k.count(), spans_are_chunks = spans == of_k.chunks;
+    whole_tiles = tiles / sms * sms;
+    time = static_cast<double>(whole_tiles / sms);
+    if (whole_tiles == tiles) return;
+    // The spans of what is left take their waves, and the reduction of their sums.
+    constexpr double kReduce = 0.1;
+    const int64_t waves = ceil_div((tiles - whole_tiles) * spans, sms);
+    const double split = static_cast<double>(waves) / static_cast<double>(spans) + kReduce;
+    if (split > 1) whole_tiles = tiles;
+    time += std::min(split, 1.0);
   }
+  int64_t split_tiles() const { return tiles - whole_tiles; }
 };
+
+// Tiles of 64 filters, if they leave less of the last one empty.
+Plan plan_of(const FilterGradient& gradient, int64_t sms) {
+  const Plan wide(gradient, 128, sms), narrow(gradient, 64, sms);
+  return narrow.time < wide.time ? narrow : wide;
+}
 
 struct Buffers {
   SplitImages images;
   Presplit dy;
-  Accumulators* partial_sums;
+  Accumulators *partial_sums, *sums_before;
 
   Buffers(const FilterGradient& gradient, const Plan& plan, Workspace& workspace)
       : images(SplitImages::take(gradient.conv, workspace)),
         dy{.rows = gradient.conv.filters, .k = gradient.k()} {
     dy.hi_lo = workspace.take<uint8_t>(dy.matrix_bytes()).data();
     dy.inverse_scales = workspace.take<float>(dy.matrix_groups()).data();
-    const int64_t sums = plan.whole ? int64_t{plan.blocks} : plan.tiles * plan.spans;
-    partial_sums = workspace.take<Accumulators>(sums * kConsumers).data();
+    const int64_t blocks = plan.spans_are_chunks ? 0 : plan.blocks;
+    partial_sums =
+        workspace.take<Accumulators>(plan.split_tiles() * plan.spans * kConsumers).data();
+    sums_before = workspace.take<Accumulators>(blocks * kConsumers).data();
   }
 };
 
@@ -464,22 +550,32 @@ void split_rows(const FilterGradient& gradient, const Presplit& presplit, const 
   const Convolution& conv = gradient.conv;
   const ImagesOf<const float>& dy = gradient.dy;
   const auto windows = static_cast<unsigned>(conv.out[0] * conv.out[1] * conv.out[2]);
-  const FilterTaps taps{.channels = windows,
-                        .padded_channels = windows,
-                        .count = {1, 1},
-                        .stride = {dy.image, 0, 0}};
+  const FilterTaps taps{
+      .channels = windows, .padded_channels = windows, .count = {1, 1}, .stride = {dy.image, 0, 0}};
   const Matrix matrix{
       .data = dy.data, .row_stride = dy.channel, .col_stride = dy.spatial[kSpatialDims - 1]};
   launch_split_filters({.matrix = matrix, .batch = {}, .presplit = presplit}, taps, context);
+}
+
+template <int kFilters>
+void launch(const Params& params, const Plan& plan, const Context& context) {
+  constexpr size_t kBytes = sizeof(Smem<Tile<kFilters>>);
+  const auto kernel = fp16x3::promotion(params.gradient.k()) == 16
+                          ? filter_gradient_kernel<16, kFilters>
+                          : filter_gradient_kernel<32, kFilters>;
+  allow_shared_memory(kernel, kBytes);
+  launch_pdl(kernel, static_cast<unsigned>(plan.blocks), kThreads, kBytes, context, params);
+  if (plan.split_tiles() == 0) return;
+  const auto parts = static_cast<unsigned>(plan.split_tiles() * kConsumers * kReduceParts);
+  launch_pdl(filter_gradient_reduce_kernel<kFilters>, parts, kWarpgroup, 0, context, params);
 }
 
 }  // namespace
 }  // namespace conv
 
 int64_t filter_gradient_workspace(const FilterGradient& gradient, int64_t sms) {
-  return workspace_bytes([&](Workspace& each) {
-    conv::Buffers(gradient, conv::Plan(gradient, sms), each);
-  });
+  return workspace_bytes(
+      [&](Workspace& each) { conv::Buffers(gradient, conv::plan_of(gradient, sms), each); });
 }
 
 bool launch_filter_gradient(const FilterGradient& gradient, const Context& context) {
@@ -488,7 +584,7 @@ bool launch_filter_gradient(const FilterGradient& gradient, const Context& conte
   void* memory = context.allocate(filter_gradient_workspace(gradient, context.sms));
   if (memory == nullptr) return false;
   Workspace workspace(memory);
-  const Plan plan(gradient, context.sms);
+  const Plan plan = plan_of(gradient, context.sms);
   const Buffers buffers(gradient, plan, workspace);
   split_rows(gradient, buffers.dy, context);
   launch_split_images(conv, buffers.images, Scales::kOfAll, context);
@@ -498,18 +594,11 @@ bool launch_filter_gradient(const FilterGradient& gradient, const Context& conte
   params.gradient = gradient;
   params.sizes = WindowSizes::of(conv);
   params.images = buffers.images, params.dy = buffers.dy;
-  params.spans = FastDivmod::of(static_cast<uint32_t>(plan.spans));
   params.row_tiles = FastDivmod::of(static_cast<uint32_t>(plan.row_tiles));
-  params.tap_groups = FastDivmod::of(static_cast<uint32_t>(plan.tap_groups));
-  params.items = plan.tiles * plan.spans, params.whole = plan.whole;
-  params.partial_sums = buffers.partial_sums;
-  const auto kernel = fp16x3::promotion(gradient.k()) == 16 ? filter_gradient_kernel<16>
-                                                            : filter_gradient_kernel<32>;
-  allow_shared_memory(kernel, sizeof(Smem));
-  launch_pdl(kernel, plan.blocks, kThreads, sizeof(Smem), context, params);
-  if (plan.whole) return true;
-  const auto parts = static_cast<unsigned>(plan.tiles * kConsumers * kReduceParts);
-  launch_pdl(filter_gradient_reduce_kernel, parts, kWarpgroup, 0, context, params);
+  params.taps = FastDivmod::of(static_cast<uint32_t>(conv.all_taps()));
+  params.whole_tiles = plan.whole_tiles, params.split_tiles = plan.split_tiles();
+  params.partial_sums = buffers.partial_sums, params.sums_before = buffers.sums_before;
+  plan.filters == 64 ? launch<64>(params, plan, context) : launch<128>(params, plan, context);
   return true;
 }
 

@@ -65,7 +65,7 @@ struct Smem {
   };
   alignas(1024) Stage stage[T::kStages];
   Accumulators totals[kConsumers];  // of the chunks before
-  Columns windows[kConsumers];  // offsets in y, and the inverse scales of images
+  Columns windows[kConsumers];      // offsets in y, and the inverse scales of images
   uint64_t full[T::kStages], empty[T::kStages];
 };
 static_assert(sizeof(Smem<Tile<128>>) <= kMaxSharedMemory);
@@ -220,8 +220,7 @@ __device__ bool fill(Columns& windows, const Params& params, int64_t first, int 
                      int barrier) {
   const int64_t last = params.conv.windows() - 1;
   const Window window(params.sizes, min(first + thread, last));
-  const int64_t offset =
-      first + thread <= last ? window.offset_in_y(params.conv) : Columns::kNone;
+  const int64_t offset = first + thread <= last ? window.offset_in_y(params.conv) : Columns::kNone;
   const ImageScale& scale = params.images.scales[window.image];
   ptx::named_barrier_sync(barrier, kWarpgroup);  // the last tile's have been read
   windows.inverse_scales[thread] = scale.inverse_scale(0);
@@ -276,7 +275,8 @@ __device__ float recompute_by_warp(const Params& params, int64_t filter, int64_t
 // that the loop need not be unrolled.
 template <int kCount>
 __device__ void finish_each(const Params& params, const Elements& at, const Columns& windows,
-                            int64_t first_window, float4 (&staging)[kCount / 4][kWarpgroup], int thread) {
+                            int64_t first_window, float4 (&staging)[kCount / 4][kWarpgroup],
+                            int thread) {
   const Convolution& conv = params.conv;
   NO_UNROLL
   for (int i = 0; i < kCount; ++i) {
@@ -386,7 +386,8 @@ __device__ void consume(const Params& params, Smem<T>& smem) {
       }
     }
     if (gridDim.y > 1) continue;
-    store(params, elements_of(params, tile, me, 0), windows, first_window, totals, me.thread, total);
+    store(params, elements_of(params, tile, me, 0), windows, first_window, totals, me.thread,
+          total);
   }
 }
 

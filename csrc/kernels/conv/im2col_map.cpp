@@ -39,8 +39,8 @@ CUtensorMap im2col_map(const Convolution& conv, const void* hi_lo, int channels,
   CUtensorMap map;
   const CUresult result =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank, const_cast<void*>(hi_lo), size, stride,
-             lower, upper, static_cast<uint32_t>(channels), static_cast<uint32_t>(windows), traversal,
-             CU_TENSOR_MAP_INTERLEAVE_NONE,
+             lower, upper, static_cast<uint32_t>(channels), static_cast<uint32_t>(windows),
+             traversal, CU_TENSOR_MAP_INTERLEAVE_NONE,
              channels == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {

@@ -7,9 +7,9 @@
 
 namespace tiled::cuda::conv {
 
-// Returns the map of split images (split_images.cuh): a box has `channels` of one part, 32 or 64, of
-// `windows`, swizzled over all of its rows' bytes. deep: the map has a depth, which images without
-// it may have as well.
+// Returns the map of split images (split_images.cuh): a box has `channels` of one part, 32 or 64,
+// of `windows`, swizzled over all of its rows' bytes. deep: the map has a depth, which images
+// without it may have as well.
 CUtensorMap im2col_map(const Convolution& conv, const void* hi_lo, int channels, int windows,
                        bool deep);
 

@@ -25,8 +25,8 @@ using fp16x3_wgmma::add_to_totals;
 using fp16x3_wgmma::store_chunk;
 static_assert(kElements == fp16x3_wgmma::Tile::kElements);
 
-// The columns of a consumer: the offset of each one in the result, in 48 bits, and the inverse scale
-// of its numbers.
+// The columns of a consumer: the offset of each one in the result, in 48 bits, and the inverse
+// scale of its numbers.
 struct Columns {
   static constexpr int kCount = 128;
   static constexpr int64_t kNone = (int64_t{1} << 48) - 1;  // the offset of one that does not exist
