@@ -316,9 +316,14 @@ Tensor conv_filter_gradient(const Tensor& x, const Tensor& grad, const std::vect
                         ", since x is " + shape_of(x) + " and weight is " +
                         to_string(weight_shape));
   }
-  Tensor dw =
-      allocate_images(kFilterOp, weight_shape, is_channels_last(x) || is_channels_last(grad), x);
+  const bool channels_last = is_channels_last(x) || is_channels_last(grad);
   const Convolution group = make_group(sizes, stride, padding, dilation);
+  // A warp's columns are channels: in the default format it stores one number in each sector, and
+  // for many filters that takes longer than a copy.
+  constexpr int64_t kManyWeights = int64_t{1} << 20;
+  const bool copies = !channels_last && x.is_cuda() && group.all_taps() > 1 &&
+                      sizes.weight[0] * sizes.weight[1] * group.all_taps() >= kManyWeights;
+  Tensor dw = allocate_images(kFilterOp, weight_shape, channels_last || copies, x);
   if (is_empty(group)) {
     torch::stable::zero_(dw);
     return dw;
@@ -337,7 +342,10 @@ Tensor conv_filter_gradient(const Tensor& x, const Tensor& grad, const std::vect
     gradient.dw = images_of(static_cast<float*>(dw.mutable_data_ptr()), dw, 0, g * group.filters);
     launch(gradient, launches, x);
   }
-  return dw;
+  if (!copies) return dw;
+  Tensor contiguous = allocate(kFilterOp, weight_shape, ScalarType::Float, x);
+  torch::stable::copy_(contiguous, dw);
+  return contiguous;
 }
 
 std::string explain_conv(const std::vector<int64_t>& x, const std::vector<int64_t>& weight,

@@ -26,6 +26,7 @@
 #include "kernels/conv/im2col_map.h"
 #include "kernels/conv/launch.h"
 #include "kernels/conv/mainloop.cuh"
+#include "kernels/conv/plan.h"
 #include "kernels/conv/split_images.cuh"
 #include "kernels/conv/window.cuh"
 #include "kernels/fp16x3/descale.cuh"
@@ -44,10 +45,11 @@ namespace {
 
 // --- Tiles, shared memory, parameters ------------------------------------------------------------
 
-constexpr int kGroup = 64;                         // channels of a tap in a box
-constexpr int kBoxBytes = kK * kGroup * 2;         // of one part
-constexpr int kBStep = 16 * kGroup * 2 / 16;       // of a descriptor
-constexpr int kGroups = Columns::kCount / kGroup;  // of a consumer
+constexpr int kProducers = 3;                       // threads
+constexpr int kGroup = FilterGradientPlan::kGroup;  // channels of a tap in a box
+constexpr int kBoxBytes = kK * kGroup * 2;          // of one part
+constexpr int kBStep = 16 * kGroup * 2 / 16;        // of a descriptor
+constexpr int kGroups = Columns::kCount / kGroup;   // of a consumer
 
 // Consumers share the columns of a tile of 128 filters, or the filters of one of 64.
 template <int kOfFilters>
@@ -77,7 +79,7 @@ struct Smem {
   Accumulators totals[kConsumers];  // of the chunks before, in the span
   Columns columns[kConsumers];
   uint32_t small_numbers[kConsumers][kGroups];
-  Box boxes[T::kBoxes];  // of the producer's tile
+  Box boxes[2][T::kBoxes];  // of a producer's tile
   uint64_t full[T::kStages], empty[T::kStages];
 };
 static_assert(sizeof(Smem<Tile<128>>) <= kMaxSharedMemory);
@@ -90,7 +92,7 @@ struct Params {
   SplitImages images;
   Presplit dy;
   FastDivmod row_tiles, taps;  // divide tiles and groups of columns
-  int64_t whole_tiles, split_tiles;
+  int whole_tiles, split_tiles;
   bool has_depth;              // of the map
   Accumulators* partial_sums;  // of the split tiles: (tile, span, consumer)
   Accumulators* sums_before;   // of the spans before, if they have several chunks
@@ -131,10 +133,10 @@ struct Column {
 
 // The chunks that a block sums before it adds or stores a sum.
 struct Item {
-  int64_t tile;
-  int64_t first, end;      // chunks
+  int tile;
+  int first, end;          // chunks
   bool is_first, is_last;  // of the tile
-  int64_t split;           // the index of a stored sum, or -1 if the tile is whole
+  int split;               // the index of a stored sum, or -1 if the tile is whole
 };
 
 // The items of a block: those of its whole tiles, and those that begin in its part of the chunks of
@@ -142,46 +144,45 @@ struct Item {
 class Items {
  public:
   __device__ explicit Items(const Params& params)
-      : spans_(params.gradient.k()),
-        // Sums of single chunks are added as the chunks of one span.
-        of_tile_(spans_.chunks == spans_.count() ? 1 : spans_.count()),
-        whole_tiles_(params.whole_tiles),
-        whole_(static_cast<int>((whole_tiles_ + gridDim.x - 1 - blockIdx.x) / gridDim.x) *
-               of_tile_),
-        first_(from(blockIdx.x * (params.split_tiles * spans_.chunks) / gridDim.x)),
-        count_(whole_ + static_cast<int>(from((blockIdx.x + int64_t{1}) *
-                                              (params.split_tiles * spans_.chunks) / gridDim.x) -
-                                         first_)) {}
+      : params_(params),
+        whole_(static_cast<int>((params.whole_tiles + gridDim.x - 1 - blockIdx.x) / gridDim.x) *
+               spans_of_whole_tile()),
+        first_(first_split(blockIdx.x)),
+        count_(whole_ + first_split(blockIdx.x + 1) - first_) {}
   __device__ int count() const { return count_; }
   __device__ Item operator[](int index) const {
-    Item item{};
-    if (index >= whole_) {
-      item.split = first_ + index - whole_;
-      const int64_t tile = item.split / spans_.count(), span = item.split - tile * spans_.count();
-      item.tile = whole_tiles_ + tile;
-      item.first = spans_.first_chunk(span), item.end = spans_.first_chunk(span + 1);
-      return item;
-    }
-    const int span = index % of_tile_;
-    item.tile = blockIdx.x + int64_t{index / of_tile_} * gridDim.x;
-    item.first = span * spans_.chunks / of_tile_, item.end = (span + 1) * spans_.chunks / of_tile_;
-    item.is_first = span == 0, item.is_last = span + 1 == of_tile_, item.split = -1;
-    return item;
+    const Spans spans(params_.gradient.k());
+    const int count = index < whole_ ? spans_of_whole_tile() : spans.count();
+    const int of_block = index < whole_ ? index / count : 0;
+    const int split = index < whole_ ? -1 : first_ + index - whole_;
+    const int of_split = split / count;
+    const int span = index < whole_ ? index - of_block * count : split - of_split * count;
+    return {.tile = static_cast<int>(index < whole_ ? blockIdx.x + of_block * gridDim.x
+                                                    : params_.whole_tiles + of_split),
+            .first = static_cast<int>(span * spans.chunks / count),
+            .end = static_cast<int>((span + 1) * spans.chunks / count),
+            .is_first = span == 0,
+            .is_last = span + 1 == count,
+            .split = split};
   }
 
  private:
-  // The first span of split tiles that begins at a chunk of theirs, or behind it.
-  __device__ int64_t from(int64_t chunk) const {
-    const int64_t tile = chunk / spans_.chunks;
-    return tile * spans_.count() + spans_.span_from(chunk - tile * spans_.chunks);
+  // Sums of single chunks are added as the chunks of one span are.
+  __device__ int spans_of_whole_tile() const {
+    const Spans spans(params_.gradient.k());
+    return spans.chunks == spans.count() ? 1 : spans.count();
+  }
+  // The first span of the split tiles that a block has: it begins at the block's first chunk, or
+  // behind it.
+  __device__ int first_split(unsigned block) const {
+    const Spans spans(params_.gradient.k());
+    const int64_t chunk = block * (params_.split_tiles * spans.chunks) / gridDim.x;
+    const int64_t tile = chunk / spans.chunks;
+    return static_cast<int>(tile * spans.count() + spans.span_from(chunk - tile * spans.chunks));
   }
 
-  Spans spans_;
-  int of_tile_;
-  int64_t whole_tiles_;
-  int whole_;
-  int64_t first_;
-  int count_;
+  const Params& params_;
+  int whole_, first_, count_;
 };
 
 __device__ int steps_of_chunk(const Params& params, int64_t chunk) {
@@ -189,12 +190,18 @@ __device__ int steps_of_chunk(const Params& params, int64_t chunk) {
   return static_cast<int>(min((left + kK - 1) / kK, int64_t{kStepsOfChunk}));
 }
 
-// --- Producer ------------------------------------------------------------------------------------
+__device__ int steps_of(const Params& params, const Item& item) {
+  const int64_t windows =
+      min(int64_t{item.end} * kChunk, params.gradient.k()) - int64_t{item.first} * kChunk;
+  return static_cast<int>((windows + kK - 1) / kK);
+}
+
+// --- Producers -----------------------------------------------------------------------------------
+
+// Three threads load all of a block's steps: one dy, and one each part of x.
 
 template <class T>
-__device__ void produce(const Params& params, Smem<T>& smem) {
-  const Convolution& conv = params.conv();
-  const auto lo_channels = static_cast<int>(conv.padded_channels());
+__device__ void load_rows(const Params& params, Smem<T>& smem) {
   const Items items(params);
   ptx::PipelineState pipe{.stages = T::kStages, .parity = 1};
   ptx::pdl_wait();
@@ -205,47 +212,62 @@ __device__ void produce(const Params& params, Smem<T>& smem) {
     const int64_t presplit_tile = tile.filter / Presplit::kRows;
     const auto in_presplit = static_cast<int>(tile.filter % Presplit::kRows);
     const int presplit_rows = params.dy.tile_rows(presplit_tile);
-    const int presplit_plane = Presplit::plane_bytes(presplit_rows);
-    const int row_bytes = Presplit::plane_bytes(min(presplit_rows - in_presplit, T::kFilters));
+    const int plane = Presplit::plane_bytes(presplit_rows);
+    const int bytes = Presplit::plane_bytes(min(presplit_rows - in_presplit, T::kFilters));
+    const uint8_t* from = params.dy.hi_lo +
+                          params.dy.step_offset(0, presplit_tile, item.first * kStepsOfChunk) +
+                          Presplit::plane_bytes(in_presplit);
+    for (int steps = steps_of(params, item); steps > 0; --steps, pipe.advance()) {
+      typename Smem<T>::Stage& stage = smem.stage[pipe.stage];
+      uint64_t* full = &smem.full[pipe.stage];
+      ptx::mbarrier_wait(&smem.empty[pipe.stage], pipe.parity);
+      ptx::arrive_expect_tx(full, 2 * bytes);
+      ptx::bulk_load(stage.rows, from, bytes, full);
+      ptx::bulk_load(stage.rows + T::kRowPlane, from + plane, bytes, full);
+      from += 2 * plane;
+    }
+  }
+}
+
+template <class T>
+__device__ void load_columns(const Params& params, Smem<T>& smem, int part) {
+  const Convolution& conv = params.conv();
+  const Items items(params);
+  ptx::PipelineState pipe{.stages = T::kStages, .parity = 1};
+  ptx::pdl_wait();
+  for (int index = 0; index < items.count(); ++index) {
+    const Item item = items[index];
+    const TilePlace<T> tile(params, item.tile);
     const auto boxes = static_cast<int>(min(params.groups() - tile.group, int64_t{T::kBoxes}));
     NO_UNROLL
-    for (int i = 0; i < T::kBoxes; ++i) {
+    for (int i = 0; i < boxes; ++i) {
       const Column column(params, tile.group + i, 0);
-      Box& box = smem.boxes[i];
-      box.channel = static_cast<int>(column.channel);
+      Box& box = smem.boxes[part][i];
+      box.channel = static_cast<int>(part * conv.padded_channels() + column.channel);
       UNROLL
       for (int d = 0; d < kSpatialDims; ++d) {
         box.offsets[2 - d] = static_cast<uint16_t>(column.tap.at[d] * conv.dilation[d]);
       }
     }
-    int64_t first_window = item.first * kChunk;
-    const int64_t end_window = min(item.end * kChunk, params.gradient.k());
-    const uint8_t* rows = params.dy.hi_lo +
-                          params.dy.step_offset(0, presplit_tile, first_window / kK) +
-                          Presplit::plane_bytes(in_presplit);
-    for (; first_window < end_window; first_window += kK, pipe.advance()) {
-      typename Smem<T>::Stage& stage = smem.stage[pipe.stage];
+    Window window(params.sizes, int64_t{item.first} * kChunk);
+    for (int steps = steps_of(params, item); steps > 0; --steps, pipe.advance()) {
+      uint8_t* to = smem.stage[pipe.stage].columns + part * T::kColumnPlane;
       uint64_t* full = &smem.full[pipe.stage];
-      const Window window(params.sizes, first_window);
       int coords[5] = {0, window.first(conv, 2), window.first(conv, 1), window.first(conv, 0),
                        static_cast<int>(window.image)};
       ptx::mbarrier_wait(&smem.empty[pipe.stage], pipe.parity);
-      ptx::arrive_expect_tx(full, 2 * (row_bytes + boxes * kBoxBytes));
+      ptx::arrive_expect_tx(full, boxes * kBoxBytes);
       NO_UNROLL
-      for (int part = 0; part < 2; ++part, rows += presplit_plane) {
-        ptx::bulk_load(stage.rows + part * T::kRowPlane, rows, row_bytes, full);
-        uint8_t* to = stage.columns + part * T::kColumnPlane;
-        NO_UNROLL
-        for (int i = 0; i < boxes; ++i, to += kBoxBytes) {
-          const Box& box = smem.boxes[i];
-          coords[0] = part * lo_channels + box.channel;
-          if (params.has_depth) {
-            ptx::tma_load_im2col(to, &params.map, coords, box.offsets, full);
-          } else {
-            ptx::tma_load_im2col_2d(to, &params.map, coords, box.offsets, full);
-          }
+      for (int i = 0; i < boxes; ++i, to += kBoxBytes) {
+        const Box& box = smem.boxes[part][i];
+        coords[0] = box.channel;
+        if (params.has_depth) {
+          ptx::tma_load_im2col(to, &params.map, coords, box.offsets, full);
+        } else {
+          ptx::tma_load_im2col_2d(to, &params.map, coords, box.offsets, full);
         }
       }
+      window.advance(conv, kK);
     }
   }
 }
@@ -417,13 +439,13 @@ __device__ void consume(const Params& params, Smem<T>& smem) {
     const int64_t group = tile.group + me.first_group();
     fill(columns, params, group, me.thread, me.barrier());
     float low[kElements], total[kElements];
-    for (int64_t chunk = item.first; chunk < item.end; ++chunk) {
+    for (int chunk = item.first; chunk < item.end; ++chunk) {
       const int last = multiply_chunk<kPromote, kBStep>(
           smem.full, pipe, steps_of_chunk(params, chunk), low, total,
           [&](int stage) { return operands_of(smem.stage[stage], me); },
           [&](int stage) { me.release(smem, stage); });
       float row_scales[2];
-      load_row_scales(params.dy, static_cast<int>(chunk), tile.filter + me.row, row_scales);
+      load_row_scales(params.dy, chunk, tile.filter + me.row, row_scales);
       wgmma::wait_group<0>();
       wgmma::fence_operand(low);
       me.release(smem, last);
@@ -454,7 +476,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   Smem<T>& smem = *reinterpret_cast<Smem<T>*>(smem_bytes);
   if (threadIdx.x == 0) {
-    ptx::mbarrier_init_stages(T::kStages, smem.full, 1, smem.empty, kConsumers * kWarpgroup / 32);
+    ptx::mbarrier_init_stages(T::kStages, smem.full, kProducers, smem.empty,
+                              kConsumers * kWarpgroup / 32);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
@@ -464,7 +487,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     consume<kPromote>(params, smem);
   } else {
     ptx::setmaxnreg_dec<40>();
-    if (threadIdx.x < 32 && ptx::elect_one()) produce(params, smem);
+    const auto warp = static_cast<int>(threadIdx.x / 32);
+    if (warp < kProducers && ptx::elect_one()) {
+      warp < 2 ? load_columns(params, smem, warp) : load_rows(params, smem);
+    }
   }
 }
 
@@ -494,46 +520,12 @@ __global__ void __launch_bounds__(kWarpgroup, 4)
 
 // --- The host's side -----------------------------------------------------------------------------
 
-struct Plan {
-  int filters;  // of a tile
-  int64_t row_tiles, tiles, whole_tiles, blocks, spans;
-  bool spans_are_chunks;
-  double time;  // in units of a tile
-
-  Plan(const FilterGradient& gradient, int of_filters, int64_t sms)
-      : filters(of_filters), blocks(sms) {
-    const Convolution& conv = gradient.conv;
-    const int64_t columns = int64_t{128} * 128 / filters / kGroup;
-    row_tiles = ceil_div(conv.filters, int64_t{filters});
-    tiles =
-        row_tiles * ceil_div(conv.all_taps() * ceil_div(conv.channels, int64_t{kGroup}), columns);
-    const Spans of_k(gradient.k());
-    spans = of_k.count(), spans_are_chunks = spans == of_k.chunks;
-    whole_tiles = tiles / sms * sms;
-    time = static_cast<double>(whole_tiles / sms);
-    if (whole_tiles == tiles) return;
-    // The spans of what is left take their waves, and the reduction of their sums.
-    constexpr double kReduce = 0.1;
-    const int64_t waves = ceil_div((tiles - whole_tiles) * spans, sms);
-    const double split = static_cast<double>(waves) / static_cast<double>(spans) + kReduce;
-    if (split > 1) whole_tiles = tiles;
-    time += std::min(split, 1.0);
-  }
-  int64_t split_tiles() const { return tiles - whole_tiles; }
-};
-
-// Tiles of 64 filters, if they leave less of the last one empty.
-Plan plan_of(const FilterGradient& gradient, int64_t sms) {
-  const Plan wide(gradient, 128, sms), narrow(gradient, 64, sms);
-  return narrow.time < wide.time ? narrow : wide;
-}
-
 struct Buffers {
   SplitImages images;
   Presplit dy;
   Accumulators *partial_sums, *sums_before;
 
-  Buffers(const FilterGradient& gradient, const Plan& plan, Workspace& workspace)
+  Buffers(const FilterGradient& gradient, const FilterGradientPlan& plan, Workspace& workspace)
       : images(SplitImages::take(gradient.conv, workspace)),
         dy{.rows = gradient.conv.filters, .k = gradient.k()} {
     dy.hi_lo = workspace.take<uint8_t>(dy.matrix_bytes()).data();
@@ -558,7 +550,7 @@ void split_rows(const FilterGradient& gradient, const Presplit& presplit, const 
 }
 
 template <int kFilters>
-void launch(const Params& params, const Plan& plan, const Context& context) {
+void launch(const Params& params, const FilterGradientPlan& plan, const Context& context) {
   constexpr size_t kBytes = sizeof(Smem<Tile<kFilters>>);
   const auto kernel = fp16x3::promotion(params.gradient.k()) == 16
                           ? filter_gradient_kernel<16, kFilters>
@@ -575,7 +567,7 @@ void launch(const Params& params, const Plan& plan, const Context& context) {
 
 int64_t filter_gradient_workspace(const FilterGradient& gradient, int64_t sms) {
   return workspace_bytes(
-      [&](Workspace& each) { conv::Buffers(gradient, conv::plan_of(gradient, sms), each); });
+      [&](Workspace& each) { conv::Buffers(gradient, filter_gradient_plan(gradient, sms), each); });
 }
 
 bool launch_filter_gradient(const FilterGradient& gradient, const Context& context) {
@@ -584,7 +576,7 @@ bool launch_filter_gradient(const FilterGradient& gradient, const Context& conte
   void* memory = context.allocate(filter_gradient_workspace(gradient, context.sms));
   if (memory == nullptr) return false;
   Workspace workspace(memory);
-  const Plan plan = plan_of(gradient, context.sms);
+  const FilterGradientPlan plan = filter_gradient_plan(gradient, context.sms);
   const Buffers buffers(gradient, plan, workspace);
   split_rows(gradient, buffers.dy, context);
   launch_split_images(conv, buffers.images, Scales::kOfAll, context);
@@ -596,7 +588,8 @@ bool launch_filter_gradient(const FilterGradient& gradient, const Context& conte
   params.images = buffers.images, params.dy = buffers.dy;
   params.row_tiles = FastDivmod::of(static_cast<uint32_t>(plan.row_tiles));
   params.taps = FastDivmod::of(static_cast<uint32_t>(conv.all_taps()));
-  params.whole_tiles = plan.whole_tiles, params.split_tiles = plan.split_tiles();
+  params.whole_tiles = static_cast<int>(plan.whole_tiles);
+  params.split_tiles = static_cast<int>(plan.split_tiles());
   params.partial_sums = buffers.partial_sums, params.sums_before = buffers.sums_before;
   plan.filters == 64 ? launch<64>(params, plan, context) : launch<128>(params, plan, context);
   return true;

@@ -1,11 +1,12 @@
 #pragma once
-// The plan of a convolution: its tile, and how many blocks share the chunks of one.
+// The plans of a convolution and of the gradient of its filters: tiles, and what blocks share.
 
 #include <algorithm>
 #include <cstdint>
 
 #include "core/convolution.h"
 #include "core/order_chunked.h"
+#include "core/order_convolution.h"
 
 namespace tiled {
 
@@ -41,6 +42,42 @@ struct ConvPlan {
 // Tiles of 64 filters, if they leave less of the last one empty.
 inline ConvPlan conv_plan(const Convolution& conv, int64_t sms) {
   const ConvPlan wide(conv, 128, sms), narrow(conv, 64, sms);
+  return narrow.time < wide.time ? narrow : wide;
+}
+
+// The gradient of filters: whole tiles for every block, and spans of the rest.
+struct FilterGradientPlan {
+  static constexpr int kGroup = 64;  // channels of a tap, which follow one another in a tile
+  int filters;                       // of a tile
+  int64_t row_tiles, tiles, whole_tiles, blocks, spans;
+  bool spans_are_chunks;
+  double time;  // in units of a tile
+
+  FilterGradientPlan(const FilterGradient& gradient, int of_filters, int64_t sms)
+      : filters(of_filters), blocks(sms) {
+    const Convolution& conv = gradient.conv;
+    const int64_t columns = int64_t{128} * 128 / filters / kGroup;
+    row_tiles = ceil_div(conv.filters, int64_t{filters});
+    tiles =
+        row_tiles * ceil_div(conv.all_taps() * ceil_div(conv.channels, int64_t{kGroup}), columns);
+    const Spans of_k(gradient.k());
+    spans = of_k.count(), spans_are_chunks = spans == of_k.chunks;
+    whole_tiles = tiles / sms * sms;
+    time = static_cast<double>(whole_tiles / sms);
+    if (whole_tiles == tiles) return;
+    // The spans of what is left take their waves, and the reduction of their sums.
+    constexpr double kReduce = 0.1;
+    const int64_t waves = ceil_div((tiles - whole_tiles) * spans, sms);
+    const double split = static_cast<double>(waves) / static_cast<double>(spans) + kReduce;
+    if (split > 1) whole_tiles = tiles;
+    time += std::min(split, 1.0);
+  }
+  int64_t split_tiles() const { return tiles - whole_tiles; }
+};
+
+// Tiles of 64 filters, if they leave less of the last one empty.
+inline FilterGradientPlan filter_gradient_plan(const FilterGradient& gradient, int64_t sms) {
+  const FilterGradientPlan wide(gradient, 128, sms), narrow(gradient, 64, sms);
   return narrow.time < wide.time ? narrow : wide;
 }
 

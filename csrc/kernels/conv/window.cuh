@@ -36,6 +36,16 @@ struct Window {
     }
     image = index;
   }
+  __device__ void advance(const Convolution& conv, int count) {
+    at[2] += count;
+    while (at[2] >= conv.out[2]) {
+      at[2] -= static_cast<int>(conv.out[2]);
+      if (++at[1] < conv.out[1]) continue;
+      at[1] = 0;
+      if (++at[0] < conv.out[0]) continue;
+      at[0] = 0, ++image;
+    }
+  }
   // Where its first tap is along a dimension.
   __device__ int first(const Convolution& conv, int d) const {
     return static_cast<int>(conv.first[d] + at[d] * conv.stride[d]);

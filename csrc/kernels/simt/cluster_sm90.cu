@@ -13,7 +13,8 @@
 //
 //   all threads          cp.async of half a chunk, commit                            (twice)
 //                        wait for half a chunk, __syncthreads, multiply it           (twice)
-//   threads              store their chunk sums in the shared memory of the first block
+//   threads              wait until the first block has started; store their chunk sums in its
+//                        shared memory
 //   the cluster          barrier.cluster; the first block adds the chunk sums in order
 //
 // The kernel sees a product from the side of its longer operand, whichever of A and B that is:
