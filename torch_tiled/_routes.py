@@ -17,6 +17,8 @@ from ._op.gradient_flow import why_differentiated
 from ._op.supported import SIXTEEN_BIT, is_supported
 from .einsum import einsum
 from .grouped import grouped_mm
+from .nn.convolutions import conv1d, conv2d, conv3d
+from .nn.convolutions import takes as takes_convolution
 from .nn.functional import attention, runs_on_gpu
 from .pointwise import pointwise
 
@@ -302,11 +304,14 @@ def _grouped_mm(products, a, b=None, offs=None, bias=None, out_dtype=None, **nam
 
 
 def _conv(rank: int) -> Callable:
-    """torch.nn.functional.conv1d, conv2d or conv3d, if it multiplies each pixel by one matrix."""
+    """torch.nn.functional.conv1d, conv2d or conv3d, if fp16x3 or a matrix product computes it."""
 
-    kernel = (1,) * rank
+    kernel, by_fp16x3 = (1,) * rank, (conv1d, conv2d, conv3d)[rank - 1]
 
     def conv(products, input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+        options = stride, padding, dilation, groups
+        if products.precision == "fp32" and takes_convolution(rank, input, weight, bias, *options):
+            return by_fp16x3(input, weight, bias, *options)
         if groups != 1 or not takes(input, weight, *(() if bias is None else (bias,))):
             return None
         shape, dims = weight.shape, input.dim()

@@ -15,6 +15,7 @@ from ._op.argument_types import check_is_module
 from ._op.supported import why_unsupported
 from .converted import Converted, Origin, converted_class
 from .frozen import unfreeze
+from .nn.convolutions import why_torch
 from .ops import check_precision
 
 __all__ = ["Report", "Row", "convert", "enabled", "revert"]
@@ -165,19 +166,32 @@ _CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 _NOTE = "Products without a layer (F.linear, @, einsum in a forward) are torch's as before."
 
 
-def _is_layer(module: torch.nn.Module) -> bool:
+def _is_layer(module: torch.nn.Module, precision: str) -> bool:
     kind = type(module)
     if isinstance(module, torch.jit.ScriptModule):
         return module.original_name in ("Linear", "NonDynamicallyQuantizableLinear", "Conv1D")
     if isinstance(module, (torch.nn.Linear, torch.nn.MultiheadAttention, Converted)):
         return True
     if isinstance(module, _CONVOLUTIONS):
-        return _why_no_product(module) is None
+        return _why_no_convolution(module, precision) is None
     if any(
         base.__name__ == "Conv1D" and "transformers" in base.__module__ for base in kind.__mro__
     ):
         return True
     return "quantized" in kind.__module__.split(".") and hasattr(module, "in_features")
+
+
+def _why_no_convolution(module: torch.nn.Module, precision: str) -> str | None:
+    """Returns why a convolution stays PyTorch's, or None if fp16x3 or a product computes it."""
+    reason = _why_no_product(module)
+    if reason is None or isinstance(module, LazyModuleMixin):  # the latter has no channels yet
+        return None
+    if precision != "fp32" or all(each == 1 for each in module.kernel_size):
+        return reason
+    shape = (module.out_channels, module.in_channels // module.groups, *module.kernel_size)
+    padding = module.padding if module.padding_mode == "zeros" else 0
+    rank = len(module.kernel_size)
+    return why_torch(rank, shape, module.stride, padding, module.dilation, module.groups)
 
 
 def _why_no_product(module: torch.nn.Module) -> str | None:
@@ -233,10 +247,11 @@ def convert(
     The layers of exactly these classes are converted: torch.nn.Linear, its
     NonDynamicallyQuantizableLinear, Conv1D of transformers, torch.nn.MultiheadAttention (its
     projections, and the attention that torch_tiled.override takes), and torch.nn.Conv1d, Conv2d and
-    Conv3d with a kernel of 1, stride 1, no padding and groups 1. A subclass may compute something
-    else, and is left alone. So is a layer that is parametrized, wrapped by fully_shard, quantized,
-    on the meta device or lazy; the report says why. So convert first, then parametrize, shard and
-    compile.
+    Conv3d that torch_tiled.override takes: with a kernel of 1, stride 1, no padding and groups 1,
+    or with "fp32" those of float32 that torch_tiled.nn.functional.conv2d computes on Hopper. A
+    subclass may compute something else, and is left alone. So is a layer that is parametrized,
+    wrapped by fully_shard, quantized, on the meta device or lazy; the report says why. So convert
+    first, then parametrize, shard and compile.
 
     A torch.nn.TransformerEncoder (or a subclass) or TransformerEncoderLayer with a converted layer
     changes its class, too: it calls its layers in eval() as in train(), without PyTorch's fast path
@@ -304,7 +319,7 @@ def convert(
             continue  # it depends on its layers
         if module in of_attention:
             reason = "its attention multiplies by its weight"
-        elif _is_layer(module):
+        elif _is_layer(module, precision):
             if is_filtered_out(module, names):
                 reason = "filtered out"
             elif reason := _why_not(module):
@@ -313,7 +328,7 @@ def convert(
                 action, reason = done, ""
                 layers.append((name, module))
         elif isinstance(module, _CONVOLUTIONS):
-            reason = _why_no_product(module)
+            reason = _why_no_convolution(module, precision)
         else:
             kinds = (unreached for unreached in _UNREACHED if isinstance(module, unreached))
             reason = _UNREACHED.get(next(kinds, None))

@@ -184,17 +184,19 @@ class NonDynamicallyQuantizableLinear(Linear, _NDQLinear):
     __init__ = _constructor(_NDQLinear)
 
 
-class _Pointwise(Converted):
-    """The base of convolutions with a kernel of 1."""
+class _Convolution(Converted):
+    """The base of convolutions."""
 
     _route: Callable[..., torch.Tensor | None]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not isinstance(self, Converted):  # as in _ConvertedLinear
             return type(self).forward(self, input)
-        weight, bias = self.weight, self.bias
-        options = self.stride, self.padding, self.dilation, self.groups
-        result = self._route(PRODUCTS[self.precision], input, weight, bias, *options)
+        weight, bias, padding, x = self.weight, self.bias, self.padding, input
+        if self.padding_mode != "zeros" and any(self._reversed_padding_repeated_twice):
+            x, padding = F.pad(x, self._reversed_padding_repeated_twice, self.padding_mode), 0
+        options = self.stride, padding, self.dilation, self.groups
+        result = self._route(PRODUCTS[self.precision], x, weight, bias, *options)
         if result is not None:
             return result
         if reason := _why_unsupported(weight=weight, input=input, bias=bias):
@@ -202,21 +204,21 @@ class _Pointwise(Converted):
         return self._origin.kind.forward(self, input)
 
 
-class Conv1d(_Pointwise, torch.nn.Conv1d):
+class Conv1d(_Convolution, torch.nn.Conv1d):
     """The class of a converted torch.nn.Conv1d."""
 
     __init__ = _constructor(torch.nn.Conv1d)
     _route = staticmethod(ROUTES[F.conv1d])
 
 
-class Conv2d(_Pointwise, torch.nn.Conv2d):
+class Conv2d(_Convolution, torch.nn.Conv2d):
     """The class of a converted torch.nn.Conv2d."""
 
     __init__ = _constructor(torch.nn.Conv2d)
     _route = staticmethod(ROUTES[F.conv2d])
 
 
-class Conv3d(_Pointwise, torch.nn.Conv3d):
+class Conv3d(_Convolution, torch.nn.Conv3d):
     """The class of a converted torch.nn.Conv3d."""
 
     __init__ = _constructor(torch.nn.Conv3d)

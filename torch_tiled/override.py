@@ -22,7 +22,8 @@ class override(Statement):
 
     Python code in the statement that calls torch.matmul, mm, bmm, mv, inner, addmm, addbmm,
     baddbmm, addmv, their methods and in-place forms, @, torch.einsum, or of torch.nn.functional
-    linear, conv1d, conv2d and conv3d with a kernel of 1 (stride 1, no padding, groups 1) and the
+    linear, conv1d, conv2d and conv3d with a kernel of 1 (stride 1, no padding, groups 1), with
+    "fp32" also those of float32 that torch_tiled.nn.functional.conv2d computes on Hopper, and the
     projections of multi_head_attention_forward, gets the result from torch_tiled. So it does the
     gradients, even if they are computed after the statement. Results are PyTorch's except for
     rounding; dtypes and shapes are the same, and errors are RuntimeErrors, too.

@@ -29,7 +29,7 @@ def windows_of(x, taps, stride, padding, dilation):
 
 
 def taps_of(images, taps, stride, padding, dilation):
-    """The windows of (images, channels, *sizes) by taps and channels: (taps * channels, windows)."""
+    """The windows of (images, channels, *sizes): (taps * channels, windows)."""
     parts = []
     for x in images:
         of_image = windows_of(x, taps, stride, padding, dilation)
@@ -126,7 +126,10 @@ def filter_gradient(x, grad, taps, stride, padding, dilation):
             at = slice(chunk * CHUNK, min((chunk + 1) * CHUNK, k))
             pads = (0, -(at.stop - at.start) % 16)
             part, wide = _chunk(
-                *(torch.nn.functional.pad(each[:, at], pads).contiguous().numpy() for each in (a, b)),
+                *(
+                    torch.nn.functional.pad(each[:, at], pads).contiguous().numpy()
+                    for each in (a, b)
+                ),
                 *(flat, small[:, at].sum(axis=1), promotion),
             )
             of_span, suspect = of_span + part, suspect | wide

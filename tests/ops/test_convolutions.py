@@ -440,3 +440,50 @@ def test_errors_of_names():
         torch_tiled.nn.functional.conv2d(x, weight, activation=["relu"])
     taken = torch_tiled.nn.functional.conv2d(x, weight, stride=torch.tensor(2), algorithm="fp16x3")
     assert_close(taken, F.conv2d(x, weight, stride=2))
+
+
+# --- models --------------------------------------------------------------------------------------
+
+
+def small_network(mode="zeros"):
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 64, 3, padding=1),
+        torch.nn.Conv2d(64, 64, 3, padding=1, padding_mode=mode),
+        torch.nn.Conv2d(64, 96, 3, stride=2, padding="valid"),
+        torch.nn.Conv2d(96, 96, 3, groups=96),
+        torch.nn.Conv2d(96, 64, 1),
+    )
+
+
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "circular"])
+def test_converted_layers(device, mode):
+    model = small_network(mode).to(device)
+    x = torch.randn(2, 3, 12, 12, device=device)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        expected, of_one = model(x), model(x[0])
+        report = torch_tiled.convert(model)
+        assert report.changed == ["1", "2", "4"]
+        assert "3 channels" in report.left["0"] and "96 taps" not in report.left["3"]
+        assert_close(model(x), expected)
+        assert_close(model(x[0]), of_one)
+        assert torch_tiled.convert(small_network(mode), precision="ieee").changed == ["4"]
+        torch_tiled.revert(model)
+        with torch_tiled.override():
+            assert_close(model(x), expected)
+
+
+@needs_hopper
+def test_layers_are_ours_on_hopper():
+    layer = torch.nn.Conv2d(64, 64, 3, padding=1, padding_mode="circular").cuda()
+    x = torch.randn(2, 64, 9, 8, device="cuda")
+    padded = F.pad(x, (1, 1, 1, 1), mode="circular")
+    expected = conv(padded, layer.weight, layer.bias, [1, 1], [0, 0], [1, 1], 1, "none")
+    with torch_tiled.override():
+        assert_same(layer(x), expected)
+    with torch_tiled.override(), torch.autocast("cuda", torch.float16):
+        assert layer(x).dtype == torch.float16
+    assert_same(torch_tiled.convert(layer)(x), expected)
+    compiled = torch.compile(layer, fullgraph=True)
+    assert_same(compiled(x), expected)
+    exported = torch.export.export(layer, (x,)).module()
+    assert_same(exported(x), expected)

@@ -117,9 +117,7 @@ def _bilinear(compute, of_first, of_second):
 Transposed = _bilinear(
     _transposed,
     lambda of_x, grad, weight, *geometry: _conv(of_x, weight, None, *geometry, "none"),
-    lambda of_x, grad, weight, *geometry: _filter_gradient(
-        of_x, grad, weight.shape[2:], *geometry
-    ),
+    lambda of_x, grad, weight, *geometry: _filter_gradient(of_x, grad, weight.shape[2:], *geometry),
 )
 # The gradient of filters from x and the gradient of the result.
 FilterGradient = _bilinear(

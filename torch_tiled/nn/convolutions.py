@@ -196,10 +196,11 @@ def explain_conv(
             f"{tuple(weight.shape)} and groups is {groups}; weight must have 3 to 5 dimensions, "
             f"input as many, or one less without images, and groups must be positive"
         )
-    stride, padding, dilation = _geometry(rank, weight, stride, padding, dilation)
     wrong = [f"{name} is {x.dtype}" for name, x in given.items() if x.dtype != torch.float32]
     reason = f"{wrong[0]}, and fp16x3 takes torch.float32." if wrong else None
-    reason = reason or _why_torch(rank, weight, stride, padding, dilation, groups)
+    of_layer = why_torch(rank, weight.shape, stride, padding, dilation, groups)
+    reason = reason or of_layer
+    stride, padding, dilation = _geometry(rank, weight.shape, stride, padding, dilation)
     shape = list(input.shape if input.dim() == rank + 2 else (1, *input.shape))
     if isinstance(padding[0], tuple):
         for d, sides in enumerate(padding):
@@ -251,7 +252,7 @@ def _convolve(rank, input, weight, bias, stride, padding, dilation, groups, acti
                 f'{name}: {argument} is {given.dtype}, and "fp16x3" takes torch.float32; pass '
                 f'{argument}.float(), or algorithm="torch"'
             )
-    stride, padding, dilation = _geometry(rank, weight, stride, padding, dilation)
+    stride, padding, dilation = _geometry(rank, weight.shape, stride, padding, dilation)
     is_batch = input.dim() == rank + 2
     x = input if is_batch else input.unsqueeze(0)
     if isinstance(padding[0], tuple):  # another one on each side
@@ -290,16 +291,16 @@ def takes(rank, input, weight, bias, stride, padding, dilation, groups) -> bool:
     if input.shape[-rank - 1] != weight.shape[1] * groups or 0 in weight.shape:
         return False
     try:
-        geometry = _geometry(rank, weight, stride, padding, dilation)
+        return why_torch(rank, weight.shape, stride, padding, dilation, groups) is None
     except RuntimeError:
         return False  # PyTorch's function refuses it
-    return _why_torch(rank, weight, *geometry, groups) is None
 
 
-def _why_torch(rank, weight, stride, padding, dilation, groups):
-    """Why "auto" is PyTorch's function for this layer, or None."""
-    taps, reach = math.prod(weight.shape[2:]), _MOST_REACH[rank]
-    filters, channels = weight.shape[0] // groups, weight.shape[1]
+def why_torch(rank, shape, stride, padding, dilation, groups):
+    """Why "auto" is PyTorch's function for a layer with weights of a shape, or None."""
+    stride, padding, dilation = _geometry(rank, shape, stride, padding, dilation)
+    taps, reach = math.prod(shape[2:]), _MOST_REACH[rank]
+    filters, channels = shape[0] // groups, shape[1]
     if taps == 1:
         return "A filter of one tap is a matrix product: torch_tiled.override computes it as one."
     if min(filters - _LEAST_FILTERS, channels - _LEAST_CHANNELS, taps * channels - _LEAST_K) < 0:
@@ -308,7 +309,7 @@ def _why_torch(rank, weight, stride, padding, dilation, groups):
             f"{taps} taps in a group."
         )
     sides = [side for each in padding for side in (each if isinstance(each, tuple) else (each,))]
-    extents = [d * (n - 1) for d, n in zip(dilation, weight.shape[2:], strict=True)]
+    extents = [d * (n - 1) for d, n in zip(dilation, shape[2:], strict=True)]
     if max(extents) > reach or max(sides) > reach or max(stride) > 8:
         return (
             f"TMA reads no windows of this stride ({stride}), padding ({padding}) or extent "
@@ -317,7 +318,7 @@ def _why_torch(rank, weight, stride, padding, dilation, groups):
     return None
 
 
-def _geometry(rank, weight, stride, padding, dilation):
+def _geometry(rank, shape, stride, padding, dilation):
     """Stride, padding and dilation as lists. A padding that differs by sides is pairs."""
     stride, dilation = _numbers(rank, "stride", stride), _numbers(rank, "dilation", dilation)
     if not isinstance(padding, str):
@@ -329,7 +330,7 @@ def _geometry(rank, weight, stride, padding, dilation):
             f'torch_tiled.nn.functional: padding is "{padding}" and stride is {stride}; pass '
             f'numbers, "valid", or "same" with a stride of 1'
         )
-    sums = [d * (n - 1) for d, n in zip(dilation, weight.shape[2:], strict=True)]
+    sums = [d * (n - 1) for d, n in zip(dilation, shape[2:], strict=True)]
     if all(each % 2 == 0 for each in sums):
         return stride, [each // 2 for each in sums], dilation
     return stride, [(each // 2, each - each // 2) for each in sums], dilation
