@@ -29,6 +29,7 @@ LAYERS = (
     *("32x64x128x56x3/2", "32x128x256x28x3/2", "32x256x512x14x3/2"),
 )
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+RESULTS = {"y": "forward", "dx": "gradient of the input", "dw": "gradient of the weight"}
 SECONDS = 0.05  # for a row of the table
 
 
@@ -51,29 +52,38 @@ def _parse(layer: str) -> tuple[int, ...]:
     return *map(int, sizes.split("x")), int(stride or 1)
 
 
-def _row(layer: str, form: str, gradient: bool) -> tuple[float, float, str]:
+def _row(layer: str, form: str, result: str) -> tuple[float, float, str]:
     images, channels, filters, pixels, taps, stride = _parse(layer)
     strides, padding, one = [stride] * 2, [taps // 2] * 2, [1, 1]
     out = (pixels + 2 * padding[0] - taps) // stride + 1
     x_shape, y_shape = (images, channels, pixels, pixels), (images, filters, out, out)
+    w_shape = (filters, channels, taps, taps)
+    shapes = {"y": (x_shape, w_shape), "dx": (y_shape, w_shape), "dw": (x_shape, y_shape)}[result]
+
+    def empty(shape, dtype=torch.float32):
+        return torch.empty(shape, device="cuda", dtype=dtype).to(memory_format=FORMATS[form])
 
     def make():
-        shape = y_shape if gradient else x_shape
-        pair = (
-            torch.randn(shape, device="cuda"),
-            torch.randn(filters, channels, taps, taps, device="cuda"),
-        )
-        return tuple(t.to(memory_format=FORMATS[form]) for t in pair)
+        return tuple(empty(shape).normal_() for shape in shapes)
 
-    if gradient:
-        like = torch.empty(x_shape, device="cuda").to(memory_format=FORMATS[form])
+    def gradients(dy, x, w, *mask):
+        options = None, strides, padding, one, False, [0, 0], 1, [*mask, False]
+        return torch.ops.aten.convolution_backward(dy, x, w, *options)
+
+    if result == "dx":
 
         def ours(dy, w):
             return operators._conv_transposed(dy, w, [pixels] * 2, strides, padding, one, 1)
 
         def theirs(dy, w):
-            options = None, strides, padding, one, False, [0, 0], 1, [True, False, False]
-            return torch.ops.aten.convolution_backward(dy, like.to(dy.dtype), w, *options)[0]
+            return gradients(dy, empty(x_shape, dy.dtype), w, True, False)[0]
+    elif result == "dw":
+
+        def ours(x, dy):
+            return operators._conv_filter_gradient(x, dy, [taps] * 2, strides, padding, one, 1)
+
+        def theirs(x, dy):
+            return gradients(dy, x, empty(w_shape, dy.dtype), False, True)[1]
     else:
 
         def ours(x, w):
@@ -82,7 +92,7 @@ def _row(layer: str, form: str, gradient: bool) -> tuple[float, float, str]:
         def theirs(x, w):
             return F.conv2d(x, w, None, strides, padding)
 
-    bytes_each = 4 * (math.prod(x_shape) + math.prod(y_shape))
+    bytes_each = 4 * sum(math.prod(shape) for shape in (x_shape, y_shape))
     sets = [make() for _ in range(count_sets(bytes_each, torch.device("cuda")))]
     exact = theirs(*(t.double() for t in sets[0]))
 
@@ -94,7 +104,7 @@ def _row(layer: str, form: str, gradient: bool) -> tuple[float, float, str]:
     calls = [(function, sets) for function in functions]
     us = [each.median for each in side_by_side(calls, seconds=SECONDS, repeats=3)]
     flops = 2 * math.prod(y_shape) * channels * taps * taps
-    cells = [f"{layer}", form, "dx" if gradient else "y", f"{flops / us[0] / 1e6:.0f}"]
+    cells = [f"{layer}", form, result, f"{flops / us[0] / 1e6:.0f}"]
     cells += [f"{t:.0f}" for t in us] + [f"{us[1] / us[0]:.2f}", f"{us[2] / us[0]:.2f}"]
     cells += [f"{e:.1e}" for e in errors]
     return us[1] / us[0], us[2] / us[0], "| " + " | ".join(cells) + " |"
@@ -110,18 +120,17 @@ def main(arguments: list[str] | None = None) -> None:
     columns = "layer format result TFLOP/s ours cuDNN TF32 ratio of_TF32 error cuDNN's TF32's"
     print("| " + " | ".join(columns.split()) + " |")
     print("|---|---|---|" + "---:|" * 9)
-    for gradient in (False, True):
+    for result in RESULTS:
         ratios = []
         for layer in options.layers:
             for form in options.format:
-                *ratio, row = _row(layer, form, gradient)
+                *ratio, row = _row(layer, form, result)
                 ratios.append(ratio)
                 print(row, flush=True)
         means = [
             math.exp(sum(map(math.log, each)) / len(ratios)) for each in zip(*ratios, strict=True)
         ]
-        what = "gradient of x" if gradient else "forward"
-        print(f"{what}: mean ratio {means[0]:.2f}, of TF32 {means[1]:.2f}, least "
+        print(f"{RESULTS[result]}: mean ratio {means[0]:.2f}, of TF32 {means[1]:.2f}, least "
               f"{min(ratio for ratio, _ in ratios):.2f}")  # fmt: skip
 
 
