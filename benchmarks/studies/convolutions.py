@@ -60,8 +60,8 @@ def _row(layer: str, form: str, result: str) -> tuple[float, float, str]:
     w_shape = (filters, channels, taps, taps)
     shapes = {"y": (x_shape, w_shape), "dx": (y_shape, w_shape), "dw": (x_shape, y_shape)}[result]
 
-    def empty(shape, dtype=torch.float32):
-        return torch.empty(shape, device="cuda", dtype=dtype).to(memory_format=FORMATS[form])
+    def empty(shape):
+        return torch.empty(shape, device="cuda").to(memory_format=FORMATS[form])
 
     def make():
         return tuple(empty(shape).normal_() for shape in shapes)
@@ -70,20 +70,22 @@ def _row(layer: str, form: str, result: str) -> tuple[float, float, str]:
         options = None, strides, padding, one, False, [0, 0], 1, [*mask, False]
         return torch.ops.aten.convolution_backward(dy, x, w, *options)
 
+    # PyTorch's function takes the tensor whose gradient it returns.
+    like = empty({"y": (0,) * 4, "dx": x_shape, "dw": w_shape}[result])
     if result == "dx":
 
         def ours(dy, w):
             return operators._conv_transposed(dy, w, [pixels] * 2, strides, padding, one, 1)
 
         def theirs(dy, w):
-            return gradients(dy, empty(x_shape, dy.dtype), w, True, False)[0]
+            return gradients(dy, like.to(dy.dtype), w, True, False)[0]
     elif result == "dw":
 
         def ours(x, dy):
             return operators._conv_filter_gradient(x, dy, [taps] * 2, strides, padding, one, 1)
 
         def theirs(x, dy):
-            return gradients(dy, x, empty(w_shape, dy.dtype), False, True)[1]
+            return gradients(dy, x, like.to(dy.dtype), False, True)[1]
     else:
 
         def ours(x, w):

@@ -284,7 +284,7 @@ def takes(rank, input, weight, bias, stride, padding, dilation, groups) -> bool:
         return False
     if any(type(x).__name__ == "DTensor" for x in tensors) or not is_hopper(input.device):
         return False
-    if is_jit_tracing():  # it records lists of integers as tensors
+    if not torch.compiler.is_compiling() and is_jit_tracing():  # it records integers as tensors
         return False
     if weight.dim() != rank + 2 or input.dim() not in (rank + 1, rank + 2) or 0 in input.shape:
         return False
