@@ -8,7 +8,13 @@ from helpers.specification import fp16x3_with_flags, tf32_with_flags
 
 from benchmarks.gemm import machine
 from benchmarks.gemm.check import reference
-from benchmarks.studies import attack_bounds, attention_errors, packed_attention
+from benchmarks.studies import (
+    attack_bounds,
+    attention_errors,
+    conv_models,
+    convolutions,
+    packed_attention,
+)
 from benchmarks.studies import complex_errors as complex_error_study
 from benchmarks.studies import errors as error_study
 from benchmarks.studies import rows as rows_study
@@ -208,3 +214,27 @@ def test_an_attack_knows_which_elements_are_flagged(name, with_flags):
         assert torch.equal(attack_bounds.flagged(order, a, b), expected)
         share += expected.double().mean().item() / len(names_of_starts(order))
     assert 0 < share < 0.5
+
+
+def test_layers_of_the_study_of_convolutions():
+    assert convolutions._parse("32x64x128x56x3/2") == (32, 64, 128, 56, 3, 2)
+    for layer in convolutions.LAYERS:
+        assert len(convolutions._parse(layer)) == 6
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (lambda: conv_models.UNet(2, (8, 16)), (1, 2, 8, 8)),
+        (lambda: conv_models.FNO(2, 8, 3), (2, 2, 12, 12)),
+        (lambda: conv_models.Bottleneck(8, 4, 2), (2, 8, 6, 6)),
+    ],
+)
+def test_networks_of_the_study_of_convolutions(model, shape):
+    model, x = model(), torch.randn(shape)
+    y, grads = conv_models._step(model, x)
+    assert y.shape[:2] == (shape[0], {8: 16}.get(shape[1], shape[1]))
+    assert grads.numel() == sum(p.numel() for p in model.parameters())
+    wide, of_wide = conv_models._step(model.double(), x.double())
+    for found, exact in ((y, wide), (grads, of_wide)):
+        assert (found - exact).norm() < 1e-4 * exact.norm()
