@@ -52,8 +52,11 @@ def test_compiled(backend, where, device, fresh_compiler):
         finally:
             if where == "enabled":
                 invariant.disable()
+    # On a CPU, Inductor's vector code may round what is not of torch_tiled in another way.
+    exactly = backend != "inductor" or device != "cpu"
     for y, z, one, wanted in zip(results, expected, of_one, alone, strict=True):
-        assert torch.equal(y, z) and torch.equal(one, wanted) and torch.equal(one, y[1:2])
+        assert torch.equal(one, y[1:2]) and torch.equal(wanted, z[1:2])
+        assert torch.equal(y, z) if exactly else torch.allclose(y, z, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

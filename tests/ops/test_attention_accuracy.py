@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from helpers.attention import draw, exact, operator, to
 from helpers.attention_bounds import attention_bound
-from helpers.needs import cpu_and_hopper  # noqa: F401
+from helpers.needs import cpu_and_hopper, needs_hopper  # noqa: F401
 from helpers.reference import assert_within
 from helpers.thinning import pairwise
 
@@ -56,10 +56,15 @@ def test_a_large_value_in_another_tile(device, size, of_others):
         assert_within(found[:, :, 0].cpu(), expected, 1e-6 * expected.abs())
 
 
+@needs_hopper
 @pytest.mark.parametrize("name", OPERANDS)
 @pytest.mark.parametrize("keys, columns", [(256, 64), (1024, 128)])
-def test_at_most_twice_pytorch_s_error(device, name, keys, columns):
-    """In the norm of all elements. benchmarks.studies.attention_errors prints both."""
+def test_at_most_twice_pytorch_s_error(name, keys, columns):
+    """In the norm of all elements. benchmarks.studies.attention_errors prints both.
+
+    On a CPU torch_tiled has the same bits, and PyTorch's error depends on the CPU.
+    """
+    device = "cuda"
     q, k, v = operands(name, 32, keys, columns)
     expected, _ = exact(q, k, v)
     ours = operator(*to(device, q, k, v), None, None, columns**-0.5)[0].cpu()

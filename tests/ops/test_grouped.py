@@ -110,8 +110,9 @@ def test_groups_have_the_bits_of_products(device, poisoned, kind, dtypes, groups
     for out_dtype, precision in itertools.product(outs, ["fp32", "ieee"]):
         options = {"out_dtype": out_dtype, "precision": precision}
         c = torch_tiled.grouped_mm(a, b, offs=offs, **options)
-        # On the CPU, PyTorch multiplies a batch in another way than its matrices.
-        exactly = device != "cpu" or kind != "batch"
+        # On the CPU, PyTorch multiplies a batch in another way than its matrices, and some CPUs
+        # columns of another stride, too.
+        exactly = device != "cpu" or kind not in ("batch", "columns")
         check(kind, c, by_group(kind, a, b, sizes, **options), sizes, exactly)
 
 
