@@ -369,8 +369,10 @@ _TILED = (
     operators.gemm_.default,
 )
 
+# PyTorch's transposed convolutions are not invariant where the library takes none.
+_NOT_ALWAYS = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 INVARIANT_ROUTES = {
-    **ROUTES,
+    **{function: route for function, route in ROUTES.items() if function not in _NOT_ALWAYS},
     **REDUCTIONS,
     **{op: _named(op) for op in _TILED},
     torch.dot: _dot,

@@ -20,6 +20,12 @@ from .grouped import grouped_mm
 from .nn.convolutions import conv1d, conv2d, conv3d
 from .nn.convolutions import takes as takes_convolution
 from .nn.functional import attention, runs_on_gpu
+from .nn.transposed_convolutions import (
+    conv_transpose1d,
+    conv_transpose2d,
+    conv_transpose3d,
+    takes_transposed,
+)
 from .pointwise import pointwise
 
 __all__ = [
@@ -333,6 +339,31 @@ def _conv(rank: int) -> Callable:
     return conv
 
 
+def _conv_transposed(rank: int) -> Callable:
+    """torch.nn.functional.conv_transpose1d, 2d or 3d, if fp16x3 computes it."""
+    by_fp16x3 = (conv_transpose1d, conv_transpose2d, conv_transpose3d)[rank - 1]
+
+    def conv(
+        products,
+        input,
+        weight,
+        bias=None,
+        stride=1,
+        padding=0,
+        output_padding=0,
+        groups=1,
+        dilation=1,
+    ):
+        options = stride, padding, output_padding, groups, dilation
+        if products.precision != "fp32":
+            return None
+        if not takes_transposed(rank, input, weight, bias, *options):
+            return None
+        return by_fp16x3(input, weight, bias, *options)
+
+    return conv
+
+
 def _are(given, rank: int, wanted: int | None = None) -> bool:
     """Returns whether an option of a convolution is this integer, or without one positive."""
     values = given if isinstance(given, (tuple, list)) else (given,)
@@ -418,6 +449,9 @@ ROUTES = {
     F.conv1d: _conv(1),
     F.conv2d: _conv(2),
     F.conv3d: _conv(3),
+    F.conv_transpose1d: _conv_transposed(1),
+    F.conv_transpose2d: _conv_transposed(2),
+    F.conv_transpose3d: _conv_transposed(3),
 }
 
 # Functions with products inside of them, which no TorchFunctionMode sees.
@@ -455,7 +489,4 @@ UNREACHED = {
     torch.rnn_tanh_cell,
     torch.rnn_relu_cell,
     F.conv_tbc,
-    torch.conv_transpose1d,
-    torch.conv_transpose2d,
-    torch.conv_transpose3d,
 }

@@ -23,10 +23,11 @@ class override(Statement):
     Python code in the statement that calls torch.matmul, mm, bmm, mv, inner, addmm, addbmm,
     baddbmm, addmv, their methods and in-place forms, @, torch.einsum, or of torch.nn.functional
     linear, conv1d, conv2d and conv3d with a kernel of 1 (stride 1, no padding, groups 1), with
-    "fp32" also those of float32 that torch_tiled.nn.functional.conv2d computes on Hopper, and the
-    projections of multi_head_attention_forward, gets the result from torch_tiled. So it does the
-    gradients, even if they are computed after the statement. Results are PyTorch's except for
-    rounding; dtypes and shapes are the same, and errors are RuntimeErrors, too.
+    "fp32" also those of float32 that torch_tiled.nn.functional.conv2d computes on Hopper, likewise
+    conv_transpose1d, conv_transpose2d and conv_transpose3d, and the projections of
+    multi_head_attention_forward, gets the result from torch_tiled. So it does the gradients, even
+    if they are computed after the statement. Results are PyTorch's except for rounding; dtypes and
+    shapes are the same, and errors are RuntimeErrors, too.
 
     float64 products are torch_tiled's, too. On an H100 they have 0.95 of the speed of cuBLAS's for
     squares from 2048 on, and 0.85 with 1 to 128 rows.

@@ -488,3 +488,79 @@ def test_layers_are_ours_on_hopper():
     assert_same(compiled(x), expected)
     exported = torch.export.export(layer, (x,)).module()
     assert_same(exported(x), expected)
+
+
+# --- transposed ----------------------------------------------------------------------------------
+
+TRANSPOSED = {
+    "1d": ((2, 9, 7), (9, 5, 4), {"stride": 2, "padding": 1, "output_padding": 1}),
+    "2d": ((2, 12, 5, 6), (12, 4, 3, 3), {"stride": (2, 3), "groups": 3, "dilation": 2}),
+    "2 x 2": ((3, 33, 4, 5), (33, 8, 2, 2), {"stride": 2}),
+    "3d": ((1, 6, 3, 4, 3), (6, 4, 2, 3, 2), {"padding": (0, 1, 1)}),
+    "without images": ((6, 4, 4), (6, 4, 3, 3), {"stride": 2, "output_padding": (1, 0)}),
+}
+TRANSPOSED_OURS = [
+    getattr(torch_tiled.nn.functional, f"conv_transpose{rank}d") for rank in (1, 2, 3)
+]
+
+
+@pytest.mark.parametrize("case", TRANSPOSED)
+def test_transposed_functions(device, case):
+    x_shape, w_shape, options = TRANSPOSED[case]
+    rank = len(w_shape) - 2
+    ours, theirs = TRANSPOSED_OURS[rank - 1], getattr(F, f"conv_transpose{rank}d")
+    filters = w_shape[1] * options.get("groups", 1)
+    given = [
+        torch.randn(shape, device=device, requires_grad=True)
+        for shape in (x_shape, w_shape, (filters,))
+    ]
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        y, expected = ours(*given, **options, algorithm="fp16x3"), theirs(*given, **options)
+        assert_close(y, expected)
+        grad = torch.randn_like(y)
+        assert_close(
+            torch.autograd.grad(y, given, grad),
+            torch.autograd.grad(expected, given, grad),
+            rtol=1e-4,
+            atol=1e-4,
+        )
+        assert_close(ours(*given, **options), expected)
+        with torch_tiled.override():
+            assert_close(theirs(*given, **options), expected)
+
+
+def test_errors_of_transposed_functions():
+    ours = TRANSPOSED_OURS[1]
+    x, weight = torch.randn(2, 6, 4, 4), torch.randn(6, 4, 3, 3)
+    with pytest.raises(RuntimeError, match="output_padding is .2, 2. and stride is .2, 2."):
+        ours(x, weight, stride=2, output_padding=2, algorithm="fp16x3")
+    with pytest.raises(RuntimeError, match=r"bias is \(3,\).*bias must be \(4,\)"):
+        ours(x, weight, torch.randn(3), algorithm="fp16x3")
+    with pytest.raises(RuntimeError, match='no algorithm "fast"'):
+        ours(x, weight, algorithm="fast")
+    with pytest.raises(RuntimeError, match="must have 4 dimensions"):
+        ours(x, weight[0], algorithm="fp16x3")
+
+
+def test_auto_of_transposed_functions_decides_by_the_layer():
+    from torch_tiled.nn.transposed_convolutions import why_torch_transposed
+
+    def why(shape, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
+        given = stride, padding, output_padding, groups, dilation
+        return why_torch_transposed(2, shape, *given)
+
+    assert why((128, 64, 4, 4), stride=2, padding=1) is None
+    assert why((128, 64, 3, 3)) is None
+    assert "one tap" in why((128, 64, 2, 2), stride=2)
+    assert "as fast" in why((32, 64, 4, 4), stride=2)
+    assert "output_padding" in why((128, 64, 4, 4), stride=2, output_padding=2, dilation=3)
+    assert "TMA" in why((128, 64, 4, 4), dilation=50)
+
+
+@needs_hopper
+def test_transposed_layers_are_ours_on_hopper():
+    layer = torch.nn.ConvTranspose2d(128, 64, 4, 2, 1).cuda()
+    x = torch.randn(2, 128, 9, 8, device="cuda")
+    sums = transposed(x, layer.weight, [18, 16], [2, 2], [1, 1], [1, 1], 1)
+    with torch_tiled.override(strict=True):
+        assert_same(layer(x), sums + layer.bias[:, None, None])

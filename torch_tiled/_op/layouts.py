@@ -70,6 +70,7 @@ def register(library):
         *(linear.default, linear.prepared, operators.grouped_mm.default),
         *(operators.attention.default, operators.attention_packed.default),
         *(operators._conv.default, operators._conv_transposed.default),
+        operators._conv_filter_gradient.default,
         *(operators._row_softmax.default, operators._row_logsumexp.default),
         *(operators._row_sum.default, operators._row_cumsum.default, operators._row_norm.default),
         operators.prepare.default,

@@ -17,7 +17,7 @@ __all__ = ["conv1d", "conv2d", "conv3d", "explain_conv"]
 
 _conv = entry_points(operators._conv.default)
 _TORCH = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_ALGORITHMS = ("auto", "fp16x3", "torch")
+ALGORITHMS = ("auto", "fp16x3", "torch")
 # From here on PyTorch's kernels are not faster: measured on an H200, docs/guide/convolutions.md.
 _LEAST_CHANNELS, _LEAST_FILTERS, _LEAST_K = 48, 64, 512  # of a group
 _MOST_REACH = {1: 120, 2: 120, 3: 15}  # of a filter, less 1, and of the padding: by TMA
@@ -79,8 +79,8 @@ def conv2d(
     """torch.nn.functional.conv2d by float16 products at float32's error.
 
     An element's bits depend on its image, on its filter and on its place: not on the batch. No
-    TF32 is in the result or in the gradients, whatever PyTorch's flags allow cuDNN. The gradient
-    of input is the library's, too, and that of weight is PyTorch's.
+    TF32 is in the result or in the gradients, whatever PyTorch's flags allow cuDNN: both gradients
+    are the library's, too.
 
     Args:
         input: (images, channels, height, width), or without images. Any strides.
@@ -176,7 +176,7 @@ def explain_conv(
 
     Returns:
         "algorithm": "fp16x3" or "torch"; "reason": a sentence; and the bytes that fp16x3 needs
-        beside the result, "workspace_bytes", and for the gradient of input,
+        beside the result, "workspace_bytes", and for each of the two gradients at most,
         "workspace_bytes_of_gradient". Both are 0 if the algorithm is "torch".
 
     Raises:
@@ -188,7 +188,7 @@ def explain_conv(
         'fp16x3'
     """
     given = {"input": input, "weight": weight} | ({} if bias is None else {"bias": bias})
-    _check_are_tensors("torch_tiled.nn.functional.explain_conv", given)
+    check_are_tensors("torch_tiled.nn.functional.explain_conv", given)
     rank = weight.dim() - 2
     if rank not in _TORCH or input.dim() not in (rank + 1, rank + 2) or groups < 1:
         raise RuntimeError(
@@ -225,8 +225,8 @@ def explain_conv(
 
 def _convolve(rank, input, weight, bias, stride, padding, dilation, groups, activation, algorithm):
     name = f"torch_tiled.nn.functional.conv{rank}d"
-    if algorithm not in _ALGORITHMS:
-        *others, last = _ALGORITHMS
+    if algorithm not in ALGORITHMS:
+        *others, last = ALGORITHMS
         raise RuntimeError(
             f'{name}: there is no algorithm "{algorithm}"; choose {", ".join(others)} or {last}'
         )
@@ -234,7 +234,7 @@ def _convolve(rank, input, weight, bias, stride, padding, dilation, groups, acti
         raise RuntimeError(
             f'{name}: there is no activation "{activation}"; choose none, {", ".join(ACTIVATIONS)}'
         )
-    _check_are_tensors(name, {"input": input, "weight": weight})
+    check_are_tensors(name, {"input": input, "weight": weight})
     if algorithm == "torch" or (
         algorithm == "auto"
         and not takes(rank, input, weight, bias, stride, padding, dilation, groups)
@@ -269,7 +269,7 @@ def _convolve(rank, input, weight, bias, stride, padding, dilation, groups, acti
     return y if is_batch else y.squeeze(0)
 
 
-def _check_are_tensors(name, given):
+def check_are_tensors(name, given):
     for argument, x in given.items():
         if not isinstance(x, torch.Tensor):
             raise RuntimeError(f"{name}: {argument} is of type {type(x).__name__}; pass a tensor")
@@ -277,6 +277,18 @@ def _check_are_tensors(name, given):
 
 def takes(rank, input, weight, bias, stride, padding, dilation, groups) -> bool:
     """Returns whether "auto" is fp16x3."""
+    if not may_take(rank, input, weight, bias):
+        return False
+    if input.shape[-rank - 1] != weight.shape[1] * groups:
+        return False
+    try:
+        return why_torch(rank, weight.shape, stride, padding, dilation, groups) is None
+    except RuntimeError:
+        return False  # PyTorch's function refuses it
+
+
+def may_take(rank, input, weight, bias) -> bool:
+    """Returns whether "auto" may be fp16x3 for such tensors, transposed or not."""
     tensors = (input, weight) if bias is None else (input, weight, bias)
     if not all(isinstance(x, torch.Tensor) and x.is_cuda and is_supported(x) for x in tensors):
         return False
@@ -286,14 +298,9 @@ def takes(rank, input, weight, bias, stride, padding, dilation, groups) -> bool:
         return False
     if not torch.compiler.is_compiling() and is_jit_tracing():  # it records integers as tensors
         return False
-    if weight.dim() != rank + 2 or input.dim() not in (rank + 1, rank + 2) or 0 in input.shape:
+    if weight.dim() != rank + 2 or input.dim() not in (rank + 1, rank + 2):
         return False
-    if input.shape[-rank - 1] != weight.shape[1] * groups or 0 in weight.shape:
-        return False
-    try:
-        return why_torch(rank, weight.shape, stride, padding, dilation, groups) is None
-    except RuntimeError:
-        return False  # PyTorch's function refuses it
+    return 0 not in input.shape and 0 not in weight.shape
 
 
 def why_torch(rank, shape, stride, padding, dilation, groups):
@@ -320,9 +327,9 @@ def why_torch(rank, shape, stride, padding, dilation, groups):
 
 def _geometry(rank, shape, stride, padding, dilation):
     """Stride, padding and dilation as lists. A padding that differs by sides is pairs."""
-    stride, dilation = _numbers(rank, "stride", stride), _numbers(rank, "dilation", dilation)
+    stride, dilation = numbers(rank, "stride", stride), numbers(rank, "dilation", dilation)
     if not isinstance(padding, str):
-        return stride, _numbers(rank, "padding", padding), dilation
+        return stride, numbers(rank, "padding", padding), dilation
     if padding == "valid":
         return stride, [0] * rank, dilation
     if padding != "same" or any(each != 1 for each in stride):
@@ -336,7 +343,7 @@ def _geometry(rank, shape, stride, padding, dilation):
     return stride, [(each // 2, each - each // 2) for each in sums], dilation
 
 
-def _numbers(rank, name, given):
+def numbers(rank, name, given):
     values = list(given) if isinstance(given, (tuple, list)) else [given]
     try:
         values = [x if isinstance(x, torch.SymInt) else operator.index(x) for x in values]

@@ -16,11 +16,15 @@ from .convolutions import conv1d, conv2d, conv3d, explain_conv
 from .losses import cross_entropy, nll_loss, selective_log_softmax
 from .norms import group_norm, layer_norm, rms_norm
 from .reductions import cumsum, log_softmax, logsumexp, mean, softmax, sum
+from .transposed_convolutions import conv_transpose1d, conv_transpose2d, conv_transpose3d
 
 __all__ = [
     "conv1d",
     "conv2d",
     "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
     "cross_entropy",
     "cumsum",
     "explain_conv",
