@@ -65,7 +65,7 @@ def test_bits_are_the_specified_ones(device, case, kind):
     assert_same(y.cpu(), expected)
 
 
-# The spans of several chunks, and chunks of several images.
+# Several chunks, and chunks of several images.
 LONG = [
     (1, 3, (70, 35), 5, (2, 3), (1, 1), (1, 1), (1, 1)),
     (19, 2, (31, 32), 3, (1, 2), (1, 1), (0, 1), (1, 1)),
@@ -86,6 +86,26 @@ def test_bits_of_the_gradient_of_filters(device, case, kind, layout):
         x, grad = x.mT.contiguous().mT, grad.flip(0).mT.contiguous().mT.flip(0)
     dw = filter_gradient(x.to(device), grad.to(device), weight.shape[2:], *geometry, 1)
     assert_same(dw.cpu(), expected)
+
+
+@pytest.mark.parametrize("kind", ["normal", "dark"])
+def test_bits_of_spans_of_several_chunks(device, kind):
+    x, grad = torch.randn(1, 2, 300, 230), torch.randn(1, 2, 300, 229)
+    make(kind, x, grad)
+    geometry = [1, 2], [1, 1], [0, 0], [1, 1]
+    expected = specification.filter_gradient(x, grad, *geometry)
+    assert_same(filter_gradient(x.to(device), grad.to(device), *geometry, 1).cpu(), expected)
+
+
+@needs_hopper
+@pytest.mark.parametrize("size", [(64, 60), (260, 256)])
+def test_filters_do_not_depend_on_the_number_of_tiles(size):
+    x = torch.randn(1, 192, *size, device="cuda")
+    grad = torch.randn(1, 1536, *size, device="cuda")
+    geometry = ([3, 3], [1, 1], [1, 1], [1, 1], 1)
+    whole = filter_gradient(x, grad, *geometry)
+    for filters in (slice(0, 128), slice(1400, 1464)):
+        assert_same(filter_gradient(x, grad[:, filters], *geometry), whole[filters])
 
 
 def make(kind, x, weight):
