@@ -317,7 +317,7 @@ def _conv(rank: int) -> Callable:
     def conv(products, input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
         options = stride, padding, dilation, groups
         if products.precision == "fp32" and takes_convolution(rank, input, weight, bias, *options):
-            return by_fp16x3(input, weight, bias, *options)
+            return by_fp16x3(input, weight, bias, *options, algorithm="fp16x3")
         if groups != 1 or not takes(input, weight, *(() if bias is None else (bias,))):
             return None
         shape, dims = weight.shape, input.dim()
@@ -359,7 +359,7 @@ def _conv_transposed(rank: int) -> Callable:
             return None
         if not takes_transposed(rank, input, weight, bias, *options):
             return None
-        return by_fp16x3(input, weight, bias, *options)
+        return by_fp16x3(input, weight, bias, *options, algorithm="fp16x3")
 
     return conv
 

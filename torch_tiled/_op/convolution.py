@@ -226,37 +226,35 @@ def _fake_conv(x, weight, bias, stride, padding, dilation, groups, activation):
     return _empty_images(shape, x, weight)
 
 
-def _fake_transposed(grad, weight, size, stride, padding, dilation, groups):
-    op = "tiled::_conv_transposed"
-    _check_float32(op, "grad", grad)
-    _check_float32(op, "weight", weight)
-    _check_same_device(op, "weight", weight, "grad", grad)
-    x = (grad.shape[0], weight.shape[1] * groups, *size)
-    shape = _shape_of_result(op, x, weight.shape, stride, padding, dilation, groups)
+def _check_grad(op, grad, x, weight, *geometry):
+    """Checks the gradient of a result, by the shapes of x and weight."""
+    shape = _shape_of_result(op, x, weight, *geometry)
     _check(
         len(shape) == grad.dim() and tuple(grad.shape) == shape,
         lambda: (
             f"{op}: grad is {_shape(grad)}; it must be {_shape_text(shape)}, since x is "
-            f"{_shape_text(x)} and weight is {_shape(weight)}"
+            f"{_shape_text(x)} and weight is {_shape_text(weight)}"
         ),
     )
+
+
+def _fake_transposed(grad, weight, size, *geometry):
+    op = "tiled::_conv_transposed"
+    _check_float32(op, "grad", grad)
+    _check_float32(op, "weight", weight)
+    _check_same_device(op, "weight", weight, "grad", grad)
+    x = (grad.shape[0], weight.shape[1] * geometry[-1], *size)
+    _check_grad(op, grad, x, tuple(weight.shape), *geometry)
     return _empty_images(x, grad, weight)
 
 
-def _fake_filter_gradient(x, grad, size, stride, padding, dilation, groups):
+def _fake_filter_gradient(x, grad, size, *geometry):
     op = "tiled::_conv_filter_gradient"
     _check_float32(op, "x", x)
     _check_float32(op, "grad", grad)
     _check_same_device(op, "grad", grad, "x", x)
-    weight = (grad.shape[1], x.shape[1] // groups, *size)
-    shape = _shape_of_result(op, x.shape, weight, stride, padding, dilation, groups)
-    _check(
-        tuple(grad.shape) == shape,
-        lambda: (
-            f"{op}: grad is {_shape(grad)}; it must be {_shape_text(shape)}, since x is "
-            f"{_shape(x)} and weight is {_shape_text(weight)}"
-        ),
-    )
+    weight = (grad.shape[1], x.shape[1] // geometry[-1], *size)
+    _check_grad(op, grad, tuple(x.shape), weight, *geometry)
     return _empty_images(weight, x, grad)
 
 

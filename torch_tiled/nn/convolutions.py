@@ -225,11 +225,7 @@ def explain_conv(
 
 def _convolve(rank, input, weight, bias, stride, padding, dilation, groups, activation, algorithm):
     name = f"torch_tiled.nn.functional.conv{rank}d"
-    if algorithm not in ALGORITHMS:
-        *others, last = ALGORITHMS
-        raise RuntimeError(
-            f'{name}: there is no algorithm "{algorithm}"; choose {", ".join(others)} or {last}'
-        )
+    check_algorithm(name, algorithm)
     if activation not in ("none", *ACTIVATIONS):
         raise RuntimeError(
             f'{name}: there is no activation "{activation}"; choose none, {", ".join(ACTIVATIONS)}'
@@ -241,11 +237,7 @@ def _convolve(rank, input, weight, bias, stride, padding, dilation, groups, acti
     ):
         y = _TORCH[rank](input, weight, bias, stride, padding, dilation, groups)
         return y if activation == "none" else ACTIVATIONS[activation](y)
-    if weight.dim() != rank + 2 or input.dim() not in (rank + 1, rank + 2):
-        raise RuntimeError(
-            f"{name}: input is {tuple(input.shape)} and weight is {tuple(weight.shape)}; input "
-            f"must have {rank + 2} dimensions, or {rank + 1} without images, and weight {rank + 2}"
-        )
+    check_dims(name, rank, input, weight)
     for argument, given in (("input", input), ("weight", weight)):
         if given.dtype != torch.float32:
             raise RuntimeError(
@@ -267,6 +259,22 @@ def _convolve(rank, input, weight, bias, stride, padding, dilation, groups, acti
         activation=activation,
     )
     return y if is_batch else y.squeeze(0)
+
+
+def check_algorithm(name, algorithm):
+    if algorithm not in ALGORITHMS:
+        *others, last = ALGORITHMS
+        raise RuntimeError(
+            f'{name}: there is no algorithm "{algorithm}"; choose {", ".join(others)} or {last}'
+        )
+
+
+def check_dims(name, rank, input, weight):
+    if weight.dim() != rank + 2 or input.dim() not in (rank + 1, rank + 2):
+        raise RuntimeError(
+            f"{name}: input is {tuple(input.shape)} and weight is {tuple(weight.shape)}; input "
+            f"must have {rank + 2} dimensions, or {rank + 1} without images, and weight {rank + 2}"
+        )
 
 
 def check_are_tensors(name, given):

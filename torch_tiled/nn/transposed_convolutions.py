@@ -7,7 +7,14 @@ import torch.nn.functional as F
 
 from .._op.call import call, entry_points
 from .._op.namespace import operators
-from .convolutions import ALGORITHMS, check_are_tensors, may_take, numbers, why_torch
+from .convolutions import (
+    check_algorithm,
+    check_are_tensors,
+    check_dims,
+    may_take,
+    numbers,
+    why_torch,
+)
 
 __all__ = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "takes_transposed"]
 
@@ -145,22 +152,14 @@ def _convolve(
     rank, input, weight, bias, stride, padding, output_padding, groups, dilation, algorithm
 ):
     name = f"torch_tiled.nn.functional.conv_transpose{rank}d"
-    if algorithm not in ALGORITHMS:
-        *others, last = ALGORITHMS
-        raise RuntimeError(
-            f'{name}: there is no algorithm "{algorithm}"; choose {", ".join(others)} or {last}'
-        )
+    check_algorithm(name, algorithm)
     check_are_tensors(name, {"input": input, "weight": weight})
     options = stride, padding, output_padding, groups, dilation
     if algorithm == "torch" or (
         algorithm == "auto" and not takes_transposed(rank, input, weight, bias, *options)
     ):
         return _TORCH[rank](input, weight, bias, *options)
-    if weight.dim() != rank + 2 or input.dim() not in (rank + 1, rank + 2):
-        raise RuntimeError(
-            f"{name}: input is {tuple(input.shape)} and weight is {tuple(weight.shape)}; input "
-            f"must have {rank + 2} dimensions, or {rank + 1} without images, and weight {rank + 2}"
-        )
+    check_dims(name, rank, input, weight)
     stride, padding, added, dilation = (
         numbers(rank, *each)
         for each in (
