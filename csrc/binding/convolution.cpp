@@ -79,6 +79,13 @@ Sizes check_sizes(const char* op, const Shape& x, const Shape& weight,
   return sizes;
 }
 
+// Checks the gradient of a result.
+void check_grad(const char* op, const Tensor& grad, const Sizes& sizes) {
+  if (std::ranges::equal(grad.sizes(), sizes.out)) return;
+  fail(op, "grad is " + shape_of(grad) + "; it must be " + to_string(sizes.out) + ", since x is " +
+               to_string(sizes.x) + " and weight is " + to_string(sizes.weight));
+}
+
 void check_float32(const char* op, Named x) {
   check_given(op, x);
   if (x.tensor.scalar_type() == ScalarType::Float) return;
@@ -190,15 +197,16 @@ void launch(const FilterGradient& gradient, Launches& launches, [[maybe_unused]]
 #endif
 }
 
-// Returns whether pixels follow one another at one distance, across rows as well.
-bool has_one_pixel_stride(const Tensor& x) {
-  bool one = true;
-  int64_t inner = x.dim() - 1;  // the next dimension with several elements, or the last one
-  for (int64_t d = inner, pixels = 1; d >= 2; pixels *= x.size(d--)) {
-    if (pixels == 1) inner = d;
-    one &= x.size(d) == 1 || x.stride(d) == x.stride(inner) * pixels;
+// Returns the distance at which all pixels follow one another, across rows as well, if there is
+// one.
+std::optional<int64_t> pixel_stride(const Tensor& x) {
+  int64_t stride = 0, pixels = 1;
+  for (int64_t d = x.dim() - 1; d >= 2; pixels *= x.size(d--)) {
+    if (x.size(d) == 1) continue;
+    if (pixels == 1) stride = x.stride(d);
+    if (x.stride(d) != stride * pixels) return {};
   }
-  return one;
+  return stride;
 }
 
 bool is_empty(const Convolution& conv) {
@@ -271,11 +279,7 @@ Tensor conv_transposed(const Tensor& grad, const Tensor& weight, const std::vect
   for (const int64_t each : size) x_shape.push_back(each);
   const Sizes sizes =
       check_sizes(kTransposedOp, x_shape, weight_shape, stride, padding, dilation, groups);
-  if (!std::ranges::equal(grad.sizes(), sizes.out)) {
-    fail(kTransposedOp, "grad is " + shape_of(grad) + "; it must be " + to_string(sizes.out) +
-                            ", since x is " + to_string(x_shape) + " and weight is " +
-                            shape_of(weight));
-  }
+  check_grad(kTransposedOp, grad, sizes);
   Tensor dx = allocate_images(kTransposedOp, x_shape,
                               is_channels_last(grad) || is_channels_last(weight), grad);
   Convolution group = make_group(sizes, stride, padding, dilation);
@@ -311,11 +315,7 @@ Tensor conv_filter_gradient(const Tensor& x, const Tensor& grad, const std::vect
   for (const int64_t each : size) weight_shape.push_back(each);
   const Sizes sizes = check_sizes(kFilterOp, Shape(x.sizes().begin(), x.sizes().end()),
                                   weight_shape, stride, padding, dilation, groups);
-  if (!std::ranges::equal(grad.sizes(), sizes.out)) {
-    fail(kFilterOp, "grad is " + shape_of(grad) + "; it must be " + to_string(sizes.out) +
-                        ", since x is " + shape_of(x) + " and weight is " +
-                        to_string(weight_shape));
-  }
+  check_grad(kFilterOp, grad, sizes);
   const bool channels_last = is_channels_last(x) || is_channels_last(grad);
   const Convolution group = make_group(sizes, stride, padding, dilation);
   // A warp's columns are channels: in the default format it stores one number in each sector, and
@@ -328,17 +328,14 @@ Tensor conv_filter_gradient(const Tensor& x, const Tensor& grad, const std::vect
     torch::stable::zero_(dw);
     return dw;
   }
-  const Tensor dy = has_one_pixel_stride(grad) ? grad : torch::stable::contiguous(grad);
+  const Tensor dy = pixel_stride(grad) ? grad : torch::stable::contiguous(grad);
   Launches launches(kFilterOp, x);
   for (int64_t g = 0; g < groups; ++g) {
     FilterGradient gradient{.conv = group, .dy = {}, .dw = {}};
     gradient.conv.x = images_of(floats_of(x), x, 1, g * group.channels);
     gradient.dy = images_of(floats_of(dy), dy, 1, g * group.filters);
-    for (int64_t d = dy.dim() - 1; d >= 2; --d) {  // pixels of one row or column as well
-      if (dy.size(d) == 1) continue;
-      gradient.dy.spatial[kSpatialDims - 1] = dy.stride(d);
-      break;
-    }
+    // Pixels of one row or column as well.
+    gradient.dy.spatial[kSpatialDims - 1] = *pixel_stride(dy);
     gradient.dw = images_of(static_cast<float*>(dw.mutable_data_ptr()), dw, 0, g * group.filters);
     launch(gradient, launches, x);
   }

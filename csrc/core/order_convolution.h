@@ -46,6 +46,8 @@ struct Spans {
   HOST_DEVICE int64_t first_chunk(int64_t span) const { return span * chunks / count(); }
   // The first span that begins at a chunk, or behind it.
   HOST_DEVICE int64_t span_from(int64_t chunk) const { return ceil_div(chunk * count(), chunks); }
+  // Whether a span ends before a chunk.
+  bool end_before(int64_t chunk) const { return first_chunk(span_from(chunk)) == chunk; }
 };
 
 }  // namespace tiled

@@ -95,10 +95,10 @@ float recompute(const A& a, const B& b, int64_t row, int64_t col, int64_t k) {
 
 // The product of two matrices, (rows, k) and (cols, k), that give their numbers by a(row, k) and
 // b(col, k), with the scales of a chunk by a.group(row, numbers, begin, count). store(row, col,
-// sum). Chunks are summed in spans of `span_end(chunk)`, the end of the span of a chunk.
-template <class A, class B, class SpanEnd, class Store>
+// sum). Chunks are summed in spans: ends_before(chunk) says where they end.
+template <class A, class B, class EndsBefore, class Store>
 void multiply(int64_t rows, int64_t cols, int64_t k, const A& a, const B& b,
-              const SpanEnd& span_end, const Context& context, const Store& store) {
+              const EndsBefore& ends_before, const Context& context, const Store& store) {
   const int64_t tiles_n = ceil_div(cols, kTile), tiles = ceil_div(rows, kTile) * tiles_n;
   const int promotion = fp16x3::promotion(k);
   const auto compute_tile = [&](int64_t tile) {
@@ -124,7 +124,7 @@ void multiply(int64_t rows, int64_t cols, int64_t k, const A& a, const B& b,
       gather(b, col, col_count, numbers.data() + kTile * kChunk, of_b);
       alignas(64) Fp16x3Sums total = {}, low = {};
       multiply_fp16x3_chunk(of_a, row_count, of_b, col_count, chunk, promotion, total, low);
-      const bool is_last = begin / kChunk + 1 == span_end(begin / kChunk) || begin + chunk == k;
+      const bool is_last = ends_before(begin / kChunk + 1);
       for (int i = 0; i < row_count; ++i) {
         for (int j = 0; j < col_count; ++j) {
           span[i][j] += fp16x3::chunk_sum(total[i][j], low[i][j], of_a[i].group.inverse_scale,
@@ -224,14 +224,10 @@ void launch_filter_gradient(const FilterGradient& gradient, const Context& conte
   const Convolution& conv = gradient.conv;
   const ScaledImages images(conv, 0, conv.images);
   const Spans spans(gradient.k());
-  const auto span_end = [&](int64_t chunk) {
-    int span = 0;
-    while (spans.first_chunk(span + 1) <= chunk) ++span;
-    return spans.first_chunk(span + 1);
-  };
+  const auto ends_before = [&](int64_t chunk) { return spans.end_before(chunk); };
   multiply(
       conv.all_taps() * conv.channels, conv.filters, gradient.k(), Columns{conv, images},
-      GradientRows{gradient}, span_end, context, [&](int64_t column, int64_t filter, float sum) {
+      GradientRows{gradient}, ends_before, context, [&](int64_t column, int64_t filter, float sum) {
         gradient.dw.data[filter * gradient.dw.image + column % conv.channels * gradient.dw.channel +
                          Place(conv.taps, column / conv.channels).offset(gradient.dw)] = sum;
       });
@@ -241,9 +237,9 @@ void launch_conv_fp16x3(const Convolution& conv, const Context& context) {
   std::vector<ScaledImages> images;
   for (int64_t i = 0; i < conv.images; ++i) images.emplace_back(conv, i, 1);
   const int64_t of_image = conv.out[0] * conv.out[1] * conv.out[2];
-  const auto one_span = [&](int64_t) { return ceil_div(conv.k(), kChunk); };
-  multiply(conv.windows(), conv.filters, conv.k(), Windows{conv, images}, Filters{conv}, one_span,
-           context, [&](int64_t window, int64_t filter, float sum) {
+  const auto ends_before = [&](int64_t chunk) { return chunk == ceil_div(conv.k(), kChunk); };
+  multiply(conv.windows(), conv.filters, conv.k(), Windows{conv, images}, Filters{conv},
+           ends_before, context, [&](int64_t window, int64_t filter, float sum) {
              if (conv.bias != nullptr) sum += conv.bias[filter * conv.bias_stride];
              conv.y.data[window / of_image * conv.y.image + filter * conv.y.channel +
                          Place(conv.out, window % of_image).offset(conv.y)] =
