@@ -18,7 +18,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import torch_tiled
+from benchmarks.gemm.check import full_precision_peer
 from benchmarks.gemm.measure import raise_clocks, side_by_side
+from benchmarks.studies.convolutions import FORMATS
 
 
 class Bottleneck(nn.Module):
@@ -127,7 +129,6 @@ def fno() -> tuple[nn.Module, torch.Tensor]:
 
 
 MODELS = {"resnet50": resnet50, "unet": unet, "fno": fno}
-FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
 def _step(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,17 +136,6 @@ def _step(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     y = model(x)
     grads = torch.autograd.grad(y.square().mean(), list(model.parameters()))
     return y.detach(), torch.cat([grad.flatten() for grad in grads])
-
-
-@contextlib.contextmanager
-def _tf32(allowed: bool):
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=allowed):
-        before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = allowed
-        try:
-            yield
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _by(statement: Callable, model: nn.Module) -> Callable:
@@ -158,7 +148,7 @@ def _by(statement: Callable, model: nn.Module) -> Callable:
 
 @contextlib.contextmanager
 def _ours():
-    with _tf32(False), torch_tiled.override():
+    with full_precision_peer("fp32"), torch_tiled.override():
         yield
 
 
@@ -169,7 +159,11 @@ def _rows(name: str, form: str) -> list[str]:
     model.double()
     exact = _step(model, x.double())
     model.float()
-    ways = {"PyTorch, TF32": lambda: _tf32(True), "PyTorch": lambda: _tf32(False), "ours": _ours}
+    ways = {
+        "PyTorch, TF32": lambda: full_precision_peer("tf32"),
+        "PyTorch": lambda: full_precision_peer("fp32"),
+        "ours": _ours,
+    }
     steps = [_by(way, model) for way in ways.values()]
     errors = []
     for step in steps:

@@ -11,13 +11,13 @@ magnitude of the result in float64.
 """
 
 import argparse
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
+from benchmarks.gemm.check import full_precision_peer
 from benchmarks.gemm.measure import count_sets, raise_clocks, side_by_side
 from torch_tiled._op.namespace import operators
 
@@ -33,15 +33,9 @@ RESULTS = {"y": "forward", "dx": "gradient of the input", "dw": "gradient of the
 SECONDS = 0.05  # for a row of the table
 
 
-@contextlib.contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=allowed):
-        yield
-
-
 def _by_cudnn(function: Callable, allowed: bool) -> Callable:
     def call(*operands):
-        with _tf32(allowed):
+        with full_precision_peer("tf32" if allowed else "fp32"):
             return function(*operands)
 
     return call
