@@ -400,16 +400,9 @@ __device__ void store(const Params& params, const Elements& at, const Columns& c
   UNROLL
   for (const float each : sum) plain &= !isnan(each);
   if (!__all_sync(~0u, plain)) {
-    UNROLL
-    for (int i = 0; i < kCount; i += 4) {
-      staging[i / 4][thread] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
-    }
+    to_staging(staging, thread, sum);
     recompute<kCount>(params, group, at, columns, staging, thread);
-    UNROLL
-    for (int i = 0; i < kCount; i += 4) {
-      const float4 x4 = staging[i / 4][thread];
-      sum[i] = x4.x, sum[i + 1] = x4.y, sum[i + 2] = x4.z, sum[i + 3] = x4.w;
-    }
+    from_staging(staging, thread, sum);
   }
   store_elements(dw.data + at.row * dw.image, dw.image, at, columns, sum);
 }

@@ -141,6 +141,25 @@ __device__ inline void load_row_scales(const Presplit& presplit, int chunk, int6
   }
 }
 
+// Copies a thread's sums to shared memory and back, for a loop over them that is not unrolled.
+template <int kCount>
+__device__ void to_staging(float4 (&staging)[kCount / 4][kWarpgroup], int thread,
+                           const float (&sum)[kCount]) {
+  UNROLL
+  for (int i = 0; i < kCount; i += 4) {
+    staging[i / 4][thread] = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
+  }
+}
+template <int kCount>
+__device__ void from_staging(const float4 (&staging)[kCount / 4][kWarpgroup], int thread,
+                             float (&sum)[kCount]) {
+  UNROLL
+  for (int i = 0; i < kCount; i += 4) {
+    const float4 x4 = staging[i / 4][thread];
+    sum[i] = x4.x, sum[i + 1] = x4.y, sum[i + 2] = x4.z, sum[i + 3] = x4.w;
+  }
+}
+
 // Stores a thread's elements. `first_row` is the row of accumulator 0.
 template <int kCount>
 __device__ void store_elements(float* first_row, int64_t row_stride, const Elements& at,
