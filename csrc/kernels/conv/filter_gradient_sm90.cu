@@ -208,23 +208,15 @@ __device__ void load_rows(const Params& params, Smem<T>& smem) {
   for (int index = 0; index < items.count(); ++index) {
     const Item item = items[index];
     const TilePlace<T> tile(params, item.tile);
-    // A tile of the presplit may hold two of ours, one after another in each plane.
-    const int64_t presplit_tile = tile.filter / Presplit::kRows;
-    const auto in_presplit = static_cast<int>(tile.filter % Presplit::kRows);
-    const int presplit_rows = params.dy.tile_rows(presplit_tile);
-    const int plane = Presplit::plane_bytes(presplit_rows);
-    const int bytes = Presplit::plane_bytes(min(presplit_rows - in_presplit, T::kFilters));
-    const uint8_t* from = params.dy.hi_lo +
-                          params.dy.step_offset(0, presplit_tile, item.first * kStepsOfChunk) +
-                          Presplit::plane_bytes(in_presplit);
+    PresplitRows rows(params.dy, tile.filter, T::kFilters, item.first * kStepsOfChunk);
     for (int steps = steps_of(params, item); steps > 0; --steps, pipe.advance()) {
       typename Smem<T>::Stage& stage = smem.stage[pipe.stage];
       uint64_t* full = &smem.full[pipe.stage];
       ptx::mbarrier_wait(&smem.empty[pipe.stage], pipe.parity);
-      ptx::arrive_expect_tx(full, 2 * bytes);
-      ptx::bulk_load(stage.rows, from, bytes, full);
-      ptx::bulk_load(stage.rows + T::kRowPlane, from + plane, bytes, full);
-      from += 2 * plane;
+      ptx::arrive_expect_tx(full, 2 * rows.bytes);
+      ptx::bulk_load(stage.rows, rows.step, rows.bytes, full);
+      ptx::bulk_load(stage.rows + T::kRowPlane, rows.step + rows.plane, rows.bytes, full);
+      rows.step += 2 * rows.plane;
     }
   }
 }

@@ -127,15 +127,7 @@ __device__ void produce(const Params& params, Smem<T>& smem) {
     const Window window(params.sizes, tile.window);
     int coords[5] = {0, window.first(conv, 2), window.first(conv, 1), window.first(conv, 0),
                      static_cast<int>(window.image)};
-    // A tile of the presplit may hold two of ours, one after another in each plane.
-    const int64_t presplit_tile = tile.filter / Presplit::kRows;
-    const int in_presplit = static_cast<int>(tile.filter % Presplit::kRows);
-    const int presplit_rows = params.filters.tile_rows(presplit_tile);
-    const int presplit_plane = Presplit::plane_bytes(presplit_rows);
-    const int filter_bytes = Presplit::plane_bytes(min(presplit_rows - in_presplit, T::kFilters));
-    const uint8_t* filters = params.filters.hi_lo +
-                             params.filters.step_offset(0, presplit_tile, first_step) +
-                             Presplit::plane_bytes(in_presplit);
+    PresplitRows filters(params.filters, tile.filter, T::kFilters, first_step);
     Tap tap(conv, first_step / params.channel_steps);
     int step_of_tap = first_step % params.channel_steps;
     for (int step = first_step; step < end_step; ++step, pipe.advance()) {
@@ -145,11 +137,11 @@ __device__ void produce(const Params& params, Smem<T>& smem) {
                                    static_cast<uint16_t>(tap.at[1] * conv.dilation[1]),
                                    static_cast<uint16_t>(tap.at[0] * conv.dilation[0])};
       ptx::mbarrier_wait(&smem.empty[pipe.stage], pipe.parity);
-      ptx::arrive_expect_tx(full, 2 * (T::kWindowPlane + filter_bytes));
+      ptx::arrive_expect_tx(full, 2 * (T::kWindowPlane + filters.bytes));
       NO_UNROLL
       for (int part = 0; part < 2; ++part) {
-        ptx::bulk_load(stage.filters + part * T::kFilterPlane, filters + part * presplit_plane,
-                       filter_bytes, full);
+        ptx::bulk_load(stage.filters + part * T::kFilterPlane, filters.step + part * filters.plane,
+                       filters.bytes, full);
         uint8_t* to = stage.windows + part * T::kWindowPlane;
         coords[0] = (part * params.channel_steps + step_of_tap) * kK;
         if (params.has_depth) {
@@ -158,7 +150,7 @@ __device__ void produce(const Params& params, Smem<T>& smem) {
           ptx::tma_load_im2col_2d(to, &params.map, coords, offsets, full);
         }
       }
-      filters += 2 * presplit_plane;
+      filters.step += 2 * filters.plane;
       if (++step_of_tap == params.channel_steps) step_of_tap = 0, tap.advance(conv);
     }
   }

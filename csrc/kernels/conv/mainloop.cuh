@@ -64,6 +64,23 @@ struct Elements {
   }
 };
 
+// The rows of a tile in a presplit from a step of K on. A tile of the presplit may hold several of
+// ours, one after another in each plane.
+struct PresplitRows {
+  const uint8_t* step;  // the hi plane's; the lo plane follows it by `plane` bytes
+  int plane, bytes;     // of the presplit's tile, and of our rows in it
+
+  __device__ PresplitRows(const Presplit& presplit, int64_t row, int rows, int64_t first_step) {
+    const int64_t tile = row / Presplit::kRows;
+    const int in_tile = static_cast<int>(row % Presplit::kRows),
+              tile_rows = presplit.tile_rows(tile);
+    plane = Presplit::plane_bytes(tile_rows);
+    bytes = Presplit::plane_bytes(min(tile_rows - in_tile, rows));
+    step =
+        presplit.hi_lo + presplit.step_offset(0, tile, first_step) + Presplit::plane_bytes(in_tile);
+  }
+};
+
 // Descriptors of the hi and lo parts of a stage.
 struct Operands {
   uint64_t a_hi, a_lo, b_hi, b_lo;
